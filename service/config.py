@@ -1,0 +1,186 @@
+"""Every setting of the service: one field is one flag, one `MLP_…` variable and one README row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import ConfigError
+
+MIB = 1 << 20
+
+Preset = Literal[
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "qwen2.5-3b",
+    "qwen2.5-7b",
+    "qwen2.5-14b",
+    "qwen2.5-32b",
+    "qwen2.5-72b",
+]
+
+
+class Settings(BaseSettings):
+    """Settings of `tilemlp serve`, from flags, then `MLP_…` variables, then these defaults."""
+
+    model_config = SettingsConfigDict(env_prefix="MLP_", frozen=True, extra="forbid")
+
+    model: Path | None = Field(
+        default=None,
+        description="Hugging Face checkpoint: a directory, or one .safetensors file with its "
+        "config.json beside it. Without it, `preset` decides.",
+    )
+    model_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name that clients use; by default the checkpoint's directory or the preset.",
+    )
+    preset: Preset = Field(
+        default="qwen2.5-0.5b",
+        description="Shape to serve with random weights (seed 0) when no `model` is given.",
+    )
+    layers: str | None = Field(
+        default=None,
+        description="Layers to make resident, such as `0-23` or `0,4,8-11`; by default all of a "
+        "checkpoint and layer 0 of a preset.",
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Torch device of the reference engine: `auto`, `cpu`, `cuda` or `cuda:N`. "
+        "`auto` is the GPU where torch finds one.",
+    )
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0 picks a free one.")
+    api_key: SecretStr | None = Field(
+        default=None,
+        min_length=8,
+        description="If set, /mlp and /v2 want `Authorization: Bearer <key>`; health and metrics "
+        "stay open.",
+    )
+
+    max_batch_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="Rows in one batch at most; a request with more is refused with 413.",
+    )
+    max_queue_tokens: int = Field(
+        default=65536, ge=1, description="Rows admitted and not yet running; beyond it 429."
+    )
+    max_queue_bytes: int = Field(
+        default=1024 * MIB,
+        ge=1,
+        description="Body bytes admitted and not yet running; beyond it 429.",
+    )
+    max_queue_delay_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="Longest wait of a first request for company while the engine is free, "
+        "counted from its arrival. 0 is greedy.",
+    )
+    max_body_bytes: int = Field(
+        default=64 * MIB,
+        ge=1024,
+        description="Largest request body, before and after decompression; beyond it 413.",
+    )
+    max_json_bytes: int = Field(
+        default=16 * MIB, ge=1024, description="Largest JSON text; beyond it 413."
+    )
+
+    request_timeout_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Longest time a request may wait in the queue, then 504; a request can only "
+        "shorten it. 0 is no limit.",
+    )
+    receive_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest time for a body to arrive, then 408."
+    )
+    keep_alive_s: int = Field(
+        default=75, ge=1, description="Idle time after which a connection is closed."
+    )
+    drain_delay_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="After SIGTERM: time to answer 503 to new requests before the port closes, "
+        "for load balancers to notice.",
+    )
+    shutdown_grace_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="After SIGTERM: time in which accepted requests are answered.",
+    )
+    self_test_interval_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds between self-tests with a known answer; 0 turns them off.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Lowest level that is logged."
+    )
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> Settings:
+        if self.max_queue_tokens < self.max_batch_tokens:
+            raise ValueError(
+                f"max_queue_tokens: must be at least max_batch_tokens ({self.max_batch_tokens}) "
+                f"for a full batch to be admitted, is {self.max_queue_tokens}"
+            )
+        if self.max_queue_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_queue_bytes: must be at least max_body_bytes ({self.max_body_bytes}) "
+                f"for the largest body to be admitted, is {self.max_queue_bytes}"
+            )
+        if self.drain_delay_s >= self.shutdown_grace_s:
+            raise ValueError(
+                f"drain_delay_s: must be below shutdown_grace_s ({self.shutdown_grace_s}), "
+                f"is {self.drain_delay_s}"
+            )
+        return self
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from the environment, overridden by the flags that were given.
+
+    Raises:
+        ConfigError: one sentence per setting that is wrong, naming setting, rule and value.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(item) for item in error.errors())) from None
+
+
+def _sentence(item: object) -> str:
+    assert isinstance(item, dict)
+    location, message = item["loc"], item["msg"].removeprefix("Value error, ")
+    if not location:
+        return str(message)
+    value = "***" if location[0] == "api_key" else repr(item["input"])
+    return f"{location[0]}: {message[0].lower()}{message[1:]}, is {value}"
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer indices of a text such as `0-23` or `0,4,8-11`, ascending and without repeats.
+
+    Raises:
+        ConfigError: the text is not of that form.
+    """
+    layers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isascii() or not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"layers: must be like 0-23 or 0,4,8-11, is {text!r}")
+        start, end = int(first), int(last or first)
+        if end < start or end > 9999:
+            raise ConfigError(f"layers: a range must ascend and end below 10000, is {part!r}")
+        layers.update(range(start, end + 1))
+    return tuple(sorted(layers))

@@ -1,0 +1,161 @@
+"""The words that front, batcher and engine share, and the protocol every engine implements.
+
+Imports neither torch nor HTTP: whatever moves requests must not need to load them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class DType(Enum):
+    """Element types on the wire and of resident weights, by their wire names."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 4 if self is DType.FP32 else 2
+
+
+class Output(Enum):
+    """What a request wants: the whole MLP, or the gated intermediate before the down projection."""
+
+    MLP = "mlp"
+    GATED = "gated"
+
+
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One served model: the shape of its MLPs and the layers that are resident.
+
+    Attributes:
+        name: What clients call it.
+        hidden_size: K of the gate/up GEMM, width of the activations.
+        intermediate_size: N of the gate/up GEMM.
+        layers: Layer indices in the checkpoint's numbering, ascending.
+        activation: What the gate goes through.
+        dtype: Element type of the resident weights.
+    """
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    layers: tuple[int, ...]
+    activation: Activation
+    dtype: DType
+
+    def width(self, output: Output) -> int:
+        """Columns of the answer."""
+        return self.hidden_size if output is Output.MLP else self.intermediate_size
+
+    def flops(self, output: Output, tokens: int) -> int:
+        """Model FLOPs of a batch: 2 per multiply-add, the activation not counted."""
+        per_token = 6 if output is Output.MLP else 4
+        return per_token * tokens * self.hidden_size * self.intermediate_size
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's rows inside a batch.
+
+    Attributes:
+        input: [tokens, hidden_size] of `input_dtype`, C order, little-endian. Lies in a slot that
+            is reused after the batch: an engine must not keep it.
+        output: Writable, [tokens, width] of `output_dtype`; belongs to this request alone.
+    """
+
+    tokens: int
+    input: memoryview
+    input_dtype: DType
+    output: memoryview
+    output_dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests for the same layer and output, executed as one by concatenating their rows.
+
+    `segments` holds at least one segment and no empty ones.
+    """
+
+    layer: int
+    output: Output
+    segments: Sequence[Segment]
+
+    @property
+    def tokens(self) -> int:
+        """Rows of all segments."""
+        return sum(segment.tokens for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What the engine did with one batch.
+
+    Attributes:
+        kernel: Name of the gate/up kernel that ran, for `X-MLP-Kernel`.
+        kernels: Seconds of device time per kernel launched, in launch order.
+        stages: Seconds per stage of the batch: `h2d`, `compute`, `d2h`.
+        busy_s: Seconds the device was busy with this batch.
+    """
+
+    kernel: str
+    kernels: tuple[tuple[str, float], ...]
+    stages: Mapping[str, float] = field(default_factory=dict)
+    busy_s: float = 0.0
+
+
+class Engine(Protocol):
+    """Runs batches on a device. All methods are called off the event loop.
+
+    `run` may be called from up to `concurrency` threads at a time. It raises EngineDead when
+    nothing can run any more, and any other exception when this batch alone failed.
+    """
+
+    @property
+    def backend(self) -> str:
+        """Short name of the implementation: `reference`, `fused`."""
+
+    @property
+    def device(self) -> str:
+        """Where it runs, for people: `cpu`, `NVIDIA H200`."""
+
+    @property
+    def concurrency(self) -> int:
+        """Batches that may be in `run` at once, at least 1."""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Every kernel name a report can carry: the closed set of the `kernel` label."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is resident."""
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense peak FLOP/s of the device at the resident dtype; None where it is not known."""
+
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Make the first request as fast as the hundredth; also records the self-test's answer."""
+
+    def run(self, batch: Batch) -> BatchReport:
+        """Fill every segment's output."""
+
+    def self_test(self) -> None:
+        """Run a known input on every resident layer; raises EngineError on a wrong answer."""
+
+    def close(self) -> None:
+        """Let go of the device. `run` is not called afterwards."""

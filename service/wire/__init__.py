@@ -1,0 +1,1 @@
+"""Codecs between HTTP bodies and flat tensors: pure functions, no I/O, no event loop."""
