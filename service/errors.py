@@ -101,7 +101,7 @@ class QueueFull(RequestError):
 
 
 class Cancelled(ServiceError):
-    """The client left before its answer was ready. 499 is never sent: nobody is there to read it."""
+    """The client left before its answer was ready; never sent, nobody is there to read it."""
 
     status = 499
     code = "cancelled"
@@ -147,3 +147,18 @@ class ConfigError(StartError):
 
 class CheckpointError(StartError):
     """The checkpoint cannot be served."""
+
+
+OUTCOME_OK = "ok"
+
+
+def outcomes() -> tuple[str, ...]:
+    """Every end that a request can have: `ok`, and the code of each class that is not a start's."""
+    found = {OUTCOME_OK: None, ServiceError.code: None}
+    classes: list[type[ServiceError]] = [ServiceError]
+    while classes:
+        current = classes.pop(0)
+        if current.code != "start":
+            found[current.code] = None
+            classes.extend(current.__subclasses__())
+    return tuple(found)

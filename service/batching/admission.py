@@ -1,0 +1,80 @@
+"""Who may send a body at all: the bounds on what is admitted and not yet running.
+
+Decided from the headers, before a byte of the body is read, so that an overloaded service spends
+nothing on what it refuses. What a request holds is a Lease: budget until the engine takes it up,
+and an arena slot until it is over.
+"""
+
+from __future__ import annotations
+
+from service.batching.arena import Arena, Slot
+from service.errors import QueueFull
+
+
+class Admission:
+    """The ledger of requests, tokens and bytes that were admitted and are not yet running."""
+
+    def __init__(self, arena: Arena, *, max_queue_tokens: int, max_queue_bytes: int) -> None:
+        self._arena = arena
+        self._max_tokens = max_queue_tokens
+        self._max_bytes = max_queue_bytes
+        self.requests = 0
+        self.tokens = 0
+        self.bytes = 0
+
+    def admit(self, tokens: int, nbytes: int) -> Lease:
+        """Reserve room for a body of nbytes that holds at most `tokens` rows.
+
+        Raises:
+            QueueFull: a bound would be passed; nothing is reserved.
+        """
+        if self.tokens + tokens > self._max_tokens:
+            raise QueueFull(
+                f"queue: {self.tokens} tokens wait and this request may add {tokens}, which "
+                f"passes max_queue_tokens {self._max_tokens}; try again later"
+            )
+        if self.bytes + nbytes > self._max_bytes:
+            raise QueueFull(
+                f"queue: {self.bytes} bytes wait and this request may add {nbytes}, which "
+                f"passes max_queue_bytes {self._max_bytes}; try again later"
+            )
+        lease = Lease(self, self._arena.acquire(nbytes), tokens, nbytes)
+        self.requests += 1
+        self.tokens += tokens
+        self.bytes += nbytes
+        return lease
+
+
+class Lease:
+    """What one admitted request holds.
+
+    The budget goes back when the engine takes the request up (`start`), the slot when nobody
+    reads it any more (`release`); each happens once, however often it is asked for.
+    """
+
+    __slots__ = ("_admission", "_nbytes", "_queued", "_tokens", "slot")
+
+    def __init__(self, admission: Admission, slot: Slot, tokens: int, nbytes: int) -> None:
+        self._admission = admission
+        self._tokens = tokens
+        self._nbytes = nbytes
+        self._queued = True
+        self.slot = slot
+
+    def settle(self, tokens: int) -> None:
+        """Correct the estimate once the body is decoded; tokens is at most what was admitted."""
+        self._admission.tokens += tokens - self._tokens
+        self._tokens = tokens
+
+    def start(self) -> None:
+        """Return the budget: the request waits no longer."""
+        if self._queued:
+            self._queued = False
+            self._admission.requests -= 1
+            self._admission.tokens -= self._tokens
+            self._admission.bytes -= self._nbytes
+
+    def release(self) -> None:
+        """Return budget and slot: the request is over."""
+        self.start()
+        self.slot.release()

@@ -1,0 +1,95 @@
+"""Which waiting requests form the next batch: a pure function of the queue, the limits and now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+Trigger = Literal["full", "idle", "delay", "drain"]
+
+
+class Waiting(Protocol):
+    """What the policy needs to know of a request."""
+
+    @property
+    def tokens(self) -> int:
+        """Rows, between 1 and max_batch_tokens."""
+
+    @property
+    def arrival(self) -> float:
+        """When it joined the queue, in seconds of the same clock as `now`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one batch."""
+
+    max_batch_tokens: int
+    max_queue_delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Take(Generic[Key]):
+    """Start a batch with the first `count` requests of group `key`."""
+
+    key: Key
+    count: int
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is due yet; ask again at `until`, or when something arrives."""
+
+    until: float
+
+
+def select_batch(
+    groups: Mapping[Key, Collection[Waiting]],
+    limits: Limits,
+    now: float,
+    *,
+    draining: bool = False,
+) -> Take[Key] | Wait | None:
+    """Choose the next batch for a free engine.
+
+    Groups hold requests that can be computed together, first come first. The group whose oldest
+    request has waited longest goes first, so nothing starves; within a group order is kept and
+    nobody is skipped to fill a gap, so a large request is not passed by small ones for ever. With
+    a delay, a group that is neither full nor due lets a younger one go that is.
+
+    Returns:
+        Take, or Wait when every group still hopes for company, or None when nothing waits.
+    """
+    until: float | None = None
+    for key, group in sorted(groups.items(), key=_head_arrival):
+        count, full = _fill(group, limits.max_batch_tokens)
+        if full:
+            return Take(key, count, "full")
+        if draining:
+            return Take(key, count, "drain")
+        if limits.max_queue_delay_s == 0:
+            return Take(key, count, "idle")
+        due = next(iter(group)).arrival + limits.max_queue_delay_s
+        if due <= now:
+            return Take(key, count, "delay")
+        until = due if until is None else min(until, due)
+    return None if until is None else Wait(until)
+
+
+def _head_arrival(item: tuple[object, Collection[Waiting]]) -> float:
+    return next(iter(item[1])).arrival
+
+
+def _fill(group: Collection[Waiting], max_tokens: int) -> tuple[int, bool]:
+    """How many of the first requests fit, and whether the batch can take no more."""
+    tokens = count = 0
+    for request in group:
+        if tokens + request.tokens > max_tokens:
+            return count, True
+        tokens += request.tokens
+        count += 1
+    return count, tokens == max_tokens

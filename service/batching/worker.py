@@ -1,0 +1,98 @@
+"""The threads in which the engine runs, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from service.batching.batcher import Done, Outcome
+from service.batching.request import PendingRequest
+from service.engine.base import Batch, BatchReport, Engine, Segment
+
+_Job: TypeAlias = Callable[[], None]
+
+
+class EngineWorker:
+    """As many daemon threads as the engine runs batches at once.
+
+    Daemon threads and a queue of our own instead of an executor: an executor joins its threads at
+    exit, so a kernel that hangs would keep a dead service from exiting.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"engine-{index}", daemon=True)
+            for index in range(engine.concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, members: Sequence[PendingRequest], done: Done) -> None:
+        """Compute a batch; `done` gets its outcome on the event loop's thread."""
+
+        def job() -> None:
+            outcome: Outcome
+            try:
+                outcome = self._run(members)
+            except BaseException as error:  # noqa: BLE001 - the batcher decides what it means
+                outcome = error
+            self._loop.call_soon_threadsafe(done, outcome)
+
+        self._jobs.put(job)
+
+    def call(self, function: Callable[[], None]) -> asyncio.Future[None]:
+        """Run a function of the engine between batches."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def job() -> None:
+            error: BaseException | None = None
+            try:
+                function()
+            except BaseException as raised:  # noqa: BLE001 - re-raised where it is awaited
+                error = raised
+            self._loop.call_soon_threadsafe(_resolve, future, error)
+
+        self._jobs.put(job)
+        return future
+
+    async def stop(self) -> None:
+        """Let the threads finish what was started, then close the engine."""
+        await self.call(self._engine.close)
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[bytearray]]:
+        # Fresh memory per answer, because the transport may hold on to it long after; allocated
+        # here so that its page faults are paid by this thread and not by the event loop.
+        outputs = [bytearray(member.output_nbytes) for member in members]
+        layer, output = members[0].key
+        segments = [
+            Segment(
+                tokens=member.tokens,
+                input=member.data,
+                input_dtype=member.dtype,
+                output=memoryview(data),
+                output_dtype=member.output_dtype,
+            )
+            for member, data in zip(members, outputs, strict=True)
+        ]
+        return self._engine.run(Batch(layer, output, segments)), outputs
+
+
+def _resolve(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

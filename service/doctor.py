@@ -1,0 +1,53 @@
+"""`tilemlp doctor`: what this machine has, what the service would use, and why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from service import __version__
+from service.config import load_settings
+from service.engine.create import select_device
+from service.engine.gpus import describe_gpus
+from service.errors import StartError
+
+_PACKAGES = ("torch", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "prometheus-client")
+
+
+def examine() -> tuple[list[tuple[str, str]], bool]:
+    """Findings as (what, found), and whether `tilemlp serve` would start as things are."""
+    findings = [
+        ("tilemlp", __version__),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
+        ("machine", f"{platform.platform()}, {os.cpu_count()} cores, {_memory()}"),
+    ]
+    gpus = describe_gpus()
+    findings += [("gpu", gpu) for gpu in gpus] or [("gpu", "none that torch can use")]
+    try:
+        settings = load_settings()
+        device, reason = select_device(settings.device)
+    except StartError as error:
+        return [*findings, ("settings", f"wrong: {error}")], False
+    given = {name: value for name, value in settings if name in settings.model_fields_set}
+    shown = ", ".join(f"{name}={value}" for name, value in given.items())
+    findings.append(("settings", shown or "all at their defaults"))
+    findings.append(("backend", f"reference on {device}: {reason}"))
+    return findings, True
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _memory() -> str:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return f"{int(line.split()[1]) / 2**20:.1f} GiB free"
+    return "memory unknown"

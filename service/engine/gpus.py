@@ -1,0 +1,32 @@
+"""Which GPUs there are, for people."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def describe_gpus() -> list[str]:
+    """One line per GPU that torch can use: name, memory, architecture, driver."""
+    if not torch.cuda.is_available():
+        return []
+    driver = _driver_version()
+    lines = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        lines.append(
+            f"{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB, "
+            f"sm_{properties.major}{properties.minor}, driver {driver}"
+        )
+    return lines
+
+
+def _driver_version() -> str:
+    if not _DRIVER.exists():
+        return "unknown"
+    found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", _DRIVER.read_text())
+    return found.group(1) if found else "unknown"

@@ -1,0 +1,292 @@
+"""Every metric of the service, its buckets and its label values, in one place.
+
+Counts are kept in plain Python numbers and handed to prometheus_client when somebody scrapes: its
+own `observe` costs 2 µs and takes locks, these cost 0.2 µs and need none, because **everything
+here is updated from the event loop's thread only**. Engine threads report through the batcher.
+
+Nothing is labelled by request, shape or raw path; all label values are known at start, so every
+series exists from the first scrape on.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, product
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+# Requests and stages: 50 µs to 10 s. A quantile is known to within a factor of 1.6 at worst.
+DURATION_BUCKETS = tuple(50e-6 * 1.6**k for k in range(27))
+# Kernels: 10 µs (decode of a small model) to 0.16 s (a full batch on a CPU).
+KERNEL_BUCKETS = tuple(10e-6 * 2.0**k for k in range(15))
+TOKEN_BUCKETS = tuple(2.0**k for k in range(18))
+REQUEST_BUCKETS = tuple(2.0**k for k in range(13))
+
+APIS = ("mlp", "v2")
+TRIGGERS = ("full", "idle", "delay", "drain", "retry")
+STAGES = ("receive", "decode", "queue", "h2d", "compute", "d2h", "encode")
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, amount: float = 1.0) -> None:
+        """Grow by `amount`, which is not negative."""
+        self.value += amount
+
+
+class Histogram:
+    """Counts per bucket, and the sum of what was observed."""
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count `value` in the first bucket whose bound is not below it."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as the exposition format wants them."""
+        names = [*(repr(bound) for bound in self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+
+
+class _Family:
+    """Children of one metric by label values; all of them made at start."""
+
+    def __init__(self, name: str, help_text: str, **labels: Sequence[str]) -> None:
+        self.name = name
+        self.help = help_text
+        self.labels = tuple(labels)
+        self.keys = list(product(*labels.values()))
+
+
+class CounterFamily(_Family):
+    """Counters by label values."""
+
+    def __init__(self, name: str, help_text: str, **labels: Sequence[str]) -> None:
+        super().__init__(name, help_text, **labels)
+        self.children = {key: Counter() for key in self.keys}
+
+    def __getitem__(self, key: str | tuple[str, ...]) -> Counter:
+        return self.children[(key,) if isinstance(key, str) else key]
+
+    def collect(self) -> Metric:
+        """The family as prometheus_client exposes it."""
+        family = CounterMetricFamily(self.name, self.help, labels=self.labels)
+        for key, child in self.children.items():
+            family.add_metric(key, child.value)
+        return family
+
+
+class HistogramFamily(_Family):
+    """Histograms by label values, with the same buckets."""
+
+    def __init__(
+        self, name: str, help_text: str, bounds: Sequence[float], **labels: Sequence[str]
+    ) -> None:
+        super().__init__(name, help_text, **labels)
+        self.children = {key: Histogram(bounds) for key in self.keys}
+
+    def __getitem__(self, key: str | tuple[str, ...]) -> Histogram:
+        return self.children[(key,) if isinstance(key, str) else key]
+
+    def collect(self) -> Metric:
+        """The family as prometheus_client exposes it."""
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for key, child in self.children.items():
+            family.add_metric(key, child.buckets(), child.sum)
+        return family
+
+
+class Metrics:
+    """The registry of one service, and one method per thing that happens.
+
+    Args:
+        outcomes: Every end a request can have: `ok` and the codes of service.errors.
+        kernels: Every kernel name the engine can report.
+        build: Labels of `mlp_build_info`.
+        peak_flops: Dense peak FLOP/s of the device; None leaves `mlp_gpu_peak_flops` out, so that
+            an MFU expression has no value rather than a wrong one.
+    """
+
+    def __init__(
+        self,
+        *,
+        outcomes: Sequence[str],
+        kernels: Sequence[str],
+        build: Mapping[str, str],
+        peak_flops: float | None,
+    ) -> None:
+        self._requests = CounterFamily(
+            "mlp_requests",
+            "Tensor requests by how they ended; each counted once, when it ends.",
+            api=APIS,
+            outcome=outcomes,
+        )
+        self._request_duration = HistogramFamily(
+            "mlp_request_duration_seconds",
+            "From the request's headers to the answer handed to the transport; ok requests only.",
+            DURATION_BUCKETS,
+            api=APIS,
+        )
+        self._stage_duration = HistogramFamily(
+            "mlp_stage_duration_seconds",
+            "Time per stage: receive, decode, queue and encode per request; h2d, compute and d2h "
+            "per batch.",
+            DURATION_BUCKETS,
+            stage=STAGES,
+        )
+        self._kernel_duration = HistogramFamily(
+            "mlp_kernel_duration_seconds",
+            "Device time of one kernel launch.",
+            KERNEL_BUCKETS,
+            kernel=kernels,
+        )
+        self._kernel_launches = CounterFamily(
+            "mlp_kernel_launches", "Kernel launches.", kernel=kernels
+        )
+        self._batch_tokens = HistogramFamily(
+            "mlp_batch_tokens", "Rows of a batch that was started.", TOKEN_BUCKETS
+        )
+        self._batch_requests = HistogramFamily(
+            "mlp_batch_requests", "Requests of a batch that was started.", REQUEST_BUCKETS
+        )
+        self._batches = CounterFamily(
+            "mlp_batches",
+            "Batches started, by why they left the queue: full, idle (the engine was free), delay "
+            "(max_queue_delay_s passed), drain, retry (a member of a failed batch, alone).",
+            trigger=TRIGGERS,
+        )
+        self._tokens = CounterFamily("mlp_tokens", "Rows computed by batches that succeeded.")
+        self._flops = CounterFamily(
+            "mlp_flops", "Model FLOPs of batches that succeeded; MFU is rate(this) / peak."
+        )
+        self._busy = CounterFamily(
+            "mlp_gpu_busy_seconds", "Seconds in which the device worked on batches."
+        )
+        self._families: list[CounterFamily | HistogramFamily] = [
+            value
+            for value in vars(self).values()
+            if isinstance(value, (CounterFamily, HistogramFamily))
+        ]
+        self._last_ok_unix_s = 0.0
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._build = dict(build)
+        if peak_flops is not None:
+            self.gauge("mlp_gpu_peak_flops", "Dense peak FLOP/s of the device.", lambda: peak_flops)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read from its owner at each scrape."""
+        self._gauges.append((name, help_text, read))
+
+    def request_ended(self, api: str, outcome: str, duration_s: float) -> None:
+        """A tensor request has ended; the only place where requests are counted."""
+        self._requests[api, outcome].add()
+        if outcome == "ok":
+            self._request_duration[api].observe(duration_s)
+            self._last_ok_unix_s = time.time()
+
+    def stage(self, stage: str, duration_s: float) -> None:
+        """One stage of a request is over."""
+        self._stage_duration[stage].observe(duration_s)
+
+    def batch_started(self, trigger: str, tokens: int, requests: int) -> None:
+        """A batch left the queue for the engine."""
+        self._batches[trigger].add()
+        self._batch_tokens[()].observe(tokens)
+        self._batch_requests[()].observe(requests)
+
+    def batch_succeeded(
+        self,
+        *,
+        tokens: int,
+        flops: int,
+        busy_s: float,
+        kernels: Iterable[tuple[str, float]],
+        stages: Mapping[str, float],
+    ) -> None:
+        """The engine has answered a batch."""
+        self._tokens[()].add(tokens)
+        self._flops[()].add(flops)
+        self._busy[()].add(busy_s)
+        for kernel, seconds in kernels:
+            self._kernel_launches[kernel].add()
+            self._kernel_duration[kernel].observe(seconds)
+        for stage, seconds in stages.items():
+            self._stage_duration[stage].observe(seconds)
+
+    def statistics(self) -> dict[str, int]:
+        """What the v2 statistics document reports: counts, and `…_ns` for their total times."""
+        durations = {
+            "queue": self._stage_duration["queue"],
+            "compute_input": self._stage_duration["h2d"],
+            "compute_infer": self._stage_duration["compute"],
+            "compute_output": self._stage_duration["d2h"],
+        }
+        found = {
+            "last_inference_ms": int(self._last_ok_unix_s * 1e3),
+            "inference": int(self._tokens[()].value),
+            "execution": int(sum(child.value for child in self._batches.children.values())),
+            "success": sum(self._request_duration[api].count for api in APIS),
+            "success_ns": int(sum(self._request_duration[api].sum for api in APIS) * 1e9),
+        }
+        ended = sum(child.value for child in self._requests.children.values())
+        found["fail"] = int(ended) - found["success"]
+        for name, histogram in durations.items():
+            found[name], found[f"{name}_ns"] = histogram.count, int(histogram.sum * 1e9)
+        return found
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry at each scrape."""
+        for family in self._families:
+            yield family.collect()
+        for name, help_text, read in self._gauges:
+            yield GaugeMetricFamily(name, help_text, value=read())
+        build = GaugeMetricFamily("mlp_build_info", "1, with what runs.", labels=list(self._build))
+        build.add_metric(list(self._build.values()), 1.0)
+        yield build
+
+    def render(self) -> bytes:
+        """The text of a scrape."""
+        return generate_latest(self.registry)
+
+    def catalogue(self) -> list[tuple[str, str, str]]:
+        """(name with labels, type, help) of every metric of ours, for the README."""
+        rows = []
+        for metric in self.collect():
+            suffix = "_total" if metric.type == "counter" else ""
+            labels = sorted({name for s in metric.samples for name in s.labels} - {"le"})
+            braces = "{" + ",".join(labels) + "}" if labels else ""
+            rows.append((metric.name + suffix + braces, metric.type, metric.documentation))
+        return rows

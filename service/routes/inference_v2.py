@@ -1,0 +1,201 @@
+"""The Open Inference Protocol v2: inference with the binary extension, and its documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from service import __version__
+from service.batching.request import Answer
+from service.errors import NotFound
+from service.routes.mlp import compress
+from service.routes.replies import RawHeaders, Reply
+from service.routes.tensor import (
+    Headers,
+    Job,
+    TensorEndpoint,
+    require_key,
+    resolve_layer,
+    resolve_model,
+)
+from service.runtime import Runtime
+from service.wire.media import answer_encoding
+from service.wire.v2 import (
+    MODEL_VERSION,
+    V2Request,
+    answer_dtype,
+    decode_v2,
+    encode_v2,
+    parse_header_length,
+)
+from service.wire.v2_documents import (
+    Duration,
+    ModelStatistics,
+    model_config,
+    model_metadata,
+    repository_index,
+    server_metadata,
+    statistics,
+)
+
+
+def infer_endpoint(runtime: Runtime) -> TensorEndpoint:
+    """The ASGI application behind POST /v2/models/{model}[/versions/{version}]/infer."""
+
+    def read_head(scope: Scope, headers: Headers) -> V2Head:
+        _require_model(runtime, **scope["path_params"])
+        return V2Head(headers, runtime)
+
+    return TensorEndpoint("v2", read_head, runtime)
+
+
+class V2Head:
+    """Headers of one infer request, and its JSON once it is decoded."""
+
+    __slots__ = ("_answer_encoding", "_header_length", "_request", "_runtime")
+
+    _request: V2Request
+
+    def __init__(self, headers: Headers, runtime: Runtime) -> None:
+        def text(name: bytes) -> str | None:
+            value = headers.get(name)
+            return None if value is None else value.decode("latin-1")
+
+        self._runtime = runtime
+        # Counts the decompressed body, so only the decoder can compare it with the length.
+        self._header_length = parse_header_length(text(b"inference-header-content-length"), None)
+        self._answer_encoding = answer_encoding(text(b"accept-encoding"))
+
+    def tokens_at_most(self, content_length: int) -> int:
+        """No element on this wire is smaller than two bytes."""
+        return content_length // (self._runtime.model.hidden_size * 2)
+
+    def is_json(self) -> bool:
+        """True without a header length: the whole body is JSON then."""
+        return self._header_length is None
+
+    def decode(self, body: memoryview) -> Job:
+        """Read JSON header and binary input."""
+        model = self._runtime.model
+        request = self._request = decode_v2(
+            body, self._header_length, model, self._runtime.settings.max_json_bytes
+        )
+        return Job(
+            request.tensor,
+            resolve_layer(model.layers, request.layer),
+            request.output,
+            answer_dtype(request),
+            None if request.timeout_us is None else request.timeout_us / 1e6,
+        )
+
+    def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
+        """Write JSON header and binary output."""
+        model = self._runtime.model
+        shape = (*job.tensor.shape[:-1], model.width(job.output))
+        chunks, header_length = encode_v2(
+            self._request, model.name, shape, job.output_dtype, answer.data
+        )
+        if header_length is None:
+            headers.append((b"content-type", b"application/json"))
+        else:
+            headers.append((b"content-type", b"application/octet-stream"))
+            headers.append((b"inference-header-content-length", b"%d" % header_length))
+        return Reply(200, headers, compress(chunks, self._answer_encoding, headers))
+
+
+def v2_router(runtime: Runtime) -> APIRouter:
+    """The protocol's documents: everything under /v2 but inference."""
+    key = runtime.settings.api_key
+    api_key = None if key is None else key.get_secret_value().encode()
+
+    async def guard(request: Request) -> None:
+        require_key(api_key, dict(request.scope["headers"]))
+
+    router = APIRouter(tags=["Open Inference Protocol v2"])
+
+    # `async`, or they would wait for a thread of the pool that a busy service may not have.
+    @router.get("/v2/health/live", summary="Is the process able to serve at all?")
+    async def live() -> Response:
+        return _yes_or_no("live", runtime.health.live)
+
+    @router.get("/v2/health/ready", summary="Are requests accepted?")
+    async def ready() -> Response:
+        return _yes_or_no("ready", runtime.health.ready)
+
+    router.include_router(_documents(runtime), dependencies=[Depends(guard)])
+    return router
+
+
+def _documents(runtime: Runtime) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v2", summary="Server metadata")
+    async def server() -> dict[str, Any]:
+        return server_metadata(__version__)
+
+    # Before the routes with {model}, or "stats" would be taken for a model's name.
+    @router.get("/v2/models/stats", summary="Statistics of all models")
+    async def all_stats() -> dict[str, Any]:
+        return _statistics(runtime)
+
+    @router.post("/v2/repository/index", summary="Which models there are")
+    async def index() -> list[dict[str, Any]]:
+        return repository_index([runtime.model.name], runtime.health.ready)
+
+    async def metadata(model: str, version: str | None = None) -> dict[str, Any]:
+        _require_model(runtime, model, version)
+        return model_metadata(runtime.model)
+
+    async def config(model: str, version: str | None = None) -> dict[str, Any]:
+        _require_model(runtime, model, version)
+        return model_config(runtime.model)
+
+    async def stats(model: str, version: str | None = None) -> dict[str, Any]:
+        _require_model(runtime, model, version)
+        return _statistics(runtime)
+
+    async def model_ready(model: str, version: str | None = None) -> Response:
+        _require_model(runtime, model, version)
+        return _yes_or_no("ready", runtime.health.ready)
+
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        router.get(prefix, summary="Model metadata")(metadata)
+        router.get(f"{prefix}/config", summary="Model configuration")(config)
+        router.get(f"{prefix}/stats", summary="Statistics of one model")(stats)
+        router.get(f"{prefix}/ready", summary="Is the model ready?")(model_ready)
+    return router
+
+
+def _require_model(runtime: Runtime, model: str, version: str | None = None) -> None:
+    resolve_model(runtime.model.name, model)
+    if version is not None and version != MODEL_VERSION:
+        raise NotFound(f"version: must be {MODEL_VERSION!r}, is {version!r}")
+
+
+def _yes_or_no(name: str, yes: bool) -> Response:
+    body = f'{{"{name}":{"true" if yes else "false"}}}'
+    return Response(body, status_code=200 if yes else 503, media_type="application/json")
+
+
+def _statistics(runtime: Runtime) -> dict[str, Any]:
+    found = runtime.metrics.statistics()
+
+    def duration(name: str) -> Duration:
+        return Duration(found[name], found.get(f"{name}_ns", 0))
+
+    totals = ModelStatistics(
+        last_inference_ms=found["last_inference_ms"],
+        inference_count=found["inference"],
+        execution_count=found["execution"],
+        success=duration("success"),
+        fail=duration("fail"),
+        queue=duration("queue"),
+        compute_input=duration("compute_input"),
+        compute_infer=duration("compute_infer"),
+        compute_output=duration("compute_output"),
+    )
+    return statistics([(runtime.model.name, totals)])

@@ -1,0 +1,185 @@
+"""POST /mlp: activations in, the MLP's answer out, as raw bytes, npy or JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from service.batching.request import Answer
+from service.engine.base import Buffer, ModelSpec, Output
+from service.errors import InvalidRequest
+from service.routes.replies import RawHeaders, Reply
+from service.routes.tensor import Headers, Job, TensorEndpoint, resolve_layer, resolve_model
+from service.runtime import Runtime
+from service.wire.compression import deflate
+from service.wire.json_body import decode_json, encode_json
+from service.wire.media import (
+    Encoding,
+    Format,
+    answer_encoding,
+    format_shape,
+    parse_accept,
+    parse_content_type,
+    parse_dtype,
+    parse_shape,
+)
+from service.wire.npy import decode_npy, encode_npy
+from service.wire.raw import decode_raw, raw_tokens
+from service.wire.tensor import WireTensor
+
+_PARAMETERS = ("model", "layer", "output")
+# The smallest element on the wire: a bf16 or fp16 value, or one digit and a comma of JSON.
+_SMALLEST_ELEMENT_BYTES = 2
+
+
+def mlp_endpoint(runtime: Runtime) -> TensorEndpoint:
+    """The ASGI application behind POST /mlp."""
+    model, max_json_bytes = runtime.model, runtime.settings.max_json_bytes
+
+    def read_head(scope: Scope, headers: Headers) -> MlpHead:
+        return MlpHead(scope, headers, model, max_json_bytes)
+
+    return TensorEndpoint("mlp", read_head, runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The query parameters of /mlp."""
+
+    model: str | None
+    layer: int | None
+    output: Output
+
+
+@lru_cache(maxsize=1024)
+def parse_query(query: bytes) -> Query:
+    """Parse `model=&layer=&output=`; clients repeat themselves, so answers are kept.
+
+    Raises:
+        InvalidRequest: unknown or repeated parameter, or a value that it cannot have.
+    """
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise InvalidRequest("query: each parameter may be given once, one is repeated")
+    for name in given:
+        if name not in _PARAMETERS:
+            raise InvalidRequest(f"query: parameters are {', '.join(_PARAMETERS)}, got {name!r}")
+    layer = given.get("layer") or None
+    if layer is not None and not (layer.isascii() and layer.isdigit() and len(layer) <= 6):
+        raise InvalidRequest(f"layer: must be a layer number, is {layer!r}")
+    output = given.get("output") or Output.MLP.value
+    try:
+        chosen = Output(output)
+    except ValueError:
+        raise InvalidRequest(f"output: must be mlp or gated, is {output!r}") from None
+    return Query(given.get("model") or None, None if layer is None else int(layer), chosen)
+
+
+class MlpHead:
+    """Headers and query of one request to /mlp."""
+
+    __slots__ = (
+        "_accept",
+        "_answer_encoding",
+        "_answer_format",
+        "_declared_dtype",
+        "_dtype",
+        "_format",
+        "_layer",
+        "_max_json_bytes",
+        "_model",
+        "_output",
+        "_shape",
+        "_timeout_s",
+    )
+
+    def __init__(
+        self, scope: Scope, headers: Headers, model: ModelSpec, max_json_bytes: int
+    ) -> None:
+        def text(name: bytes) -> str | None:
+            value = headers.get(name)
+            return None if value is None else value.decode("latin-1")
+
+        query = parse_query(scope["query_string"])
+        resolve_model(model.name, query.model)
+        self._model = model
+        self._max_json_bytes = max_json_bytes
+        self._layer = resolve_layer(model.layers, query.layer)
+        self._output = query.output
+        self._format = parse_content_type(text(b"content-type"))
+        dtype = text(b"x-tensor-dtype")
+        self._declared_dtype = None if dtype is None else parse_dtype(dtype)
+        self._dtype = parse_dtype(dtype)
+        shape = text(b"x-tensor-shape")
+        self._shape = None if shape is None else parse_shape(shape)
+        self._accept = text(b"accept")
+        self._answer_format, _ = parse_accept(self._accept, self._format, self._dtype)
+        self._answer_encoding = answer_encoding(text(b"accept-encoding"))
+        self._timeout_s = parse_timeout_ms(text(b"x-request-timeout-ms"))
+
+    def tokens_at_most(self, content_length: int) -> int:
+        """Exact for raw bodies; else as many rows as the smallest elements would make."""
+        if self._format is Format.RAW:
+            return raw_tokens(content_length, self._dtype, self._model.hidden_size)
+        return content_length // (self._model.hidden_size * _SMALLEST_ELEMENT_BYTES)
+
+    def is_json(self) -> bool:
+        """JSON in, or JSON out."""
+        return Format.JSON in (self._format, self._answer_format)
+
+    def decode(self, body: memoryview) -> Job:
+        """Read the body in the format that Content-Type named."""
+        hidden_size = self._model.hidden_size
+        if self._format is Format.RAW:
+            tensor = decode_raw(body, self._dtype, self._shape, hidden_size)
+        elif self._format is Format.NPY:
+            tensor = decode_npy(body, self._declared_dtype, hidden_size)
+        else:
+            tensor = decode_json(body, hidden_size, self._max_json_bytes)
+        _, answer_dtype = parse_accept(self._accept, self._format, tensor.dtype)
+        return Job(tensor, self._layer, self._output, answer_dtype, self._timeout_s)
+
+    def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
+        """Write the answer in the format that Accept named."""
+        shape = (*job.tensor.shape[:-1], self._model.width(job.output))
+        tensor = WireTensor(answer.data, job.output_dtype, shape)
+        chunks: list[Buffer]
+        if self._answer_format is Format.RAW:
+            chunks = [answer.data]
+        elif self._answer_format is Format.NPY:
+            chunks = encode_npy(tensor)
+        else:
+            chunks = [encode_json(tensor)]
+        headers += [
+            (b"content-type", self._answer_format.value.encode()),
+            (b"x-tensor-shape", format_shape(shape).encode()),
+            (b"x-tensor-dtype", job.output_dtype.value.encode()),
+        ]
+        return Reply(200, headers, compress(chunks, self._answer_encoding, headers))
+
+
+def compress(chunks: list[Buffer], encoding: Encoding | None, headers: RawHeaders) -> list[Buffer]:
+    """The body as the client explicitly asked for it, with the header that says so."""
+    if encoding is None:
+        return chunks
+    headers.append((b"content-encoding", encoding.value.encode()))
+    return [deflate(chunks, encoding)]
+
+
+def parse_timeout_ms(value: str | None) -> float | None:
+    """`X-Request-Timeout-Ms` in seconds.
+
+    Raises:
+        InvalidRequest: not a positive number.
+    """
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and 0 < len(value) <= 9 and int(value)):
+        raise InvalidRequest(
+            f"X-Request-Timeout-Ms: must be a positive whole number of milliseconds, is {value!r}"
+        )
+    return int(value) / 1e3

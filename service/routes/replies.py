@@ -1,0 +1,68 @@
+"""Answers as ASGI messages: tensors in one or more buffers, errors as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from starlette.types import Send
+
+from service.engine.base import Buffer
+from service.errors import ServiceError
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+# Below this, joining the pieces costs less than another write to the socket.
+_JOIN_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete answer.
+
+    Attributes:
+        chunks: The body in order; the transport may hold on to them after they were sent, so they
+            must never lie in memory that is reused.
+    """
+
+    status: int
+    headers: RawHeaders
+    chunks: list[Buffer]
+
+    async def send(self, send: Send) -> None:
+        """Hand the answer to the transport."""
+        sizes = [len(chunk) for chunk in self.chunks]
+        total = sum(sizes)
+        chunks = self.chunks
+        if len(chunks) > 1 and total <= _JOIN_BYTES:
+            chunks = [b"".join(chunks)]
+        self.headers.append((b"content-length", b"%d" % total))
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        last = len(chunks) - 1
+        for index, chunk in enumerate(chunks):
+            await send({"type": "http.response.body", "body": chunk, "more_body": index < last})
+
+
+def error_headers(error: ServiceError) -> dict[str, str]:
+    """What goes beside an error's body."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in (408, 503):
+        # The rest of the body may still come, or the service is about to go away.
+        headers["connection"] = "close"
+    return headers
+
+
+def error_body(message: str, code: str) -> dict[str, str]:
+    """The one form that every error has on the wire."""
+    return {"error": message, "code": code}
+
+
+def error_reply(error: ServiceError, headers: RawHeaders) -> Reply:
+    """An error as a complete answer."""
+    extra = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
+    body = json.dumps(error_body(str(error), error.code)).encode()
+    return Reply(error.status, [*headers, (b"content-type", b"application/json"), *extra], [body])

@@ -1,0 +1,323 @@
+"""The path of a tensor request, from headers to answer, the same for every API.
+
+A raw ASGI endpoint, because FastAPI's parameter machinery costs as much per small request as
+everything here together. An API says how to read its headers, decode its body and encode its
+answer; admission, receiving, batching, cancelling, counting and errors are here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from service.batching.admission import Lease
+from service.batching.request import Answer, PendingRequest
+from service.engine.base import DType, Output
+from service.errors import (
+    OUTCOME_OK,
+    Cancelled,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    TooLarge,
+    Unauthorized,
+)
+from service.routes.body import parse_content_length, receive_into, too_large
+from service.routes.replies import RawHeaders, Reply, error_reply
+from service.runtime import Runtime
+from service.wire.compression import inflate
+from service.wire.media import Encoding, parse_content_encoding
+from service.wire.tensor import WireTensor
+
+logger = logging.getLogger(__name__)
+
+# A request that is answered sooner needs no look-out for its client leaving.
+_WATCH_AFTER_S = 0.002
+# Parsing or printing more JSON than this on the event loop would delay everybody else by over 1 ms.
+_OFF_LOOP_BYTES = 32 << 10
+
+_REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
+_id_prefix = os.urandom(6).hex().encode()
+_id_counter = itertools.count()
+
+Headers = dict[bytes, bytes]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A decoded request: what to compute and in which form its answer goes back.
+
+    Attributes:
+        layer: Resident layer.
+        output_dtype: Element type in which the engine writes the answer.
+        timeout_s: Longest wait in the queue that this request allows; None leaves it to the
+            service.
+    """
+
+    tensor: WireTensor
+    layer: int
+    output: Output
+    output_dtype: DType
+    timeout_s: float | None
+
+
+class Head(Protocol):
+    """What an API has read from path, query and headers, before any byte of the body."""
+
+    def tokens_at_most(self, content_length: int) -> int:
+        """Rows that a body of content_length bytes can hold at most."""
+
+    def is_json(self) -> bool:
+        """The body, or the answer, is JSON text that grows with the rows."""
+
+    def decode(self, body: memoryview) -> Job:
+        """Read the body."""
+
+    def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
+        """Write the answer; `headers` are those that every answer carries."""
+
+
+ReadHead = Callable[[Scope, Headers], Head]
+
+
+class TensorEndpoint:
+    """ASGI application for the tensor route of one API."""
+
+    def __init__(self, api: str, read_head: ReadHead, runtime: Runtime) -> None:
+        self._api = api
+        self._read_head = read_head
+        self._runtime = runtime
+        key = runtime.settings.api_key
+        self._api_key = None if key is None else key.get_secret_value().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request and count it, however it ends."""
+        began = time.perf_counter()
+        headers: Headers = dict(scope["headers"])
+        request_id = _request_id(headers)
+        outcome = ServiceError.code
+        try:
+            with self._runtime.in_progress():
+                reply = await self._serve(scope, headers, receive, request_id)
+                await reply.send(send)
+            outcome = OUTCOME_OK
+        except Cancelled as error:
+            outcome = error.code
+        except ServiceError as error:
+            outcome = error.code
+            await error_reply(error, [(b"x-request-id", request_id)]).send(send)
+        except asyncio.CancelledError:
+            outcome = Cancelled.code
+            raise
+        finally:
+            self._runtime.metrics.request_ended(self._api, outcome, time.perf_counter() - began)
+
+    async def _serve(
+        self, scope: Scope, headers: Headers, receive: Receive, request_id: bytes
+    ) -> Reply:
+        runtime = self._runtime
+        runtime.health.require_ready()
+        require_key(self._api_key, headers)
+        head = self._read_head(scope, headers)
+        encoding = parse_content_encoding(_text(headers, b"content-encoding"))
+        lease = self._admit(head, parse_content_length(headers.get(b"content-length")), encoding)
+        try:
+            began = time.perf_counter()
+            body = await self._receive(receive, lease, encoding)
+            received = time.perf_counter()
+            runtime.metrics.stage("receive", received - began)
+            job = await _maybe_off_loop(head, len(body), lambda: head.decode(body))
+            self._validate(job)
+            runtime.metrics.stage("decode", time.perf_counter() - received)
+            request = self._pending(job, lease)
+        except BaseException:
+            lease.release()
+            raise
+        answer = await self._answer(request, receive)
+        began = time.perf_counter()
+        common = self._common_headers(request_id, answer)
+        reply = await _maybe_off_loop(
+            head, request.output_nbytes, lambda: head.encode(job, answer, common)
+        )
+        runtime.metrics.stage("encode", time.perf_counter() - began)
+        return reply
+
+    def _admit(self, head: Head, content_length: int | None, encoding: Encoding | None) -> Lease:
+        """Room for the body; where its size is not known from the headers, for the largest."""
+        settings = self._runtime.settings
+        limit = settings.max_body_bytes
+        if content_length is not None and content_length > limit:
+            raise too_large(limit, str(content_length))
+        if content_length is None or encoding is not None:
+            return self._runtime.admission.admit(settings.max_batch_tokens, limit)
+        tokens = head.tokens_at_most(content_length)
+        # What turns out to hold more rows than a batch is refused after decoding.
+        tokens = min(tokens, settings.max_batch_tokens)
+        return self._runtime.admission.admit(tokens, content_length)
+
+    async def _receive(
+        self, receive: Receive, lease: Lease, encoding: Encoding | None
+    ) -> memoryview:
+        settings = self._runtime.settings
+        view = lease.slot.view
+        if encoding is None:
+            received = await receive_into(receive, view, settings.receive_timeout_s)
+            return view[:received]
+        received = await receive_into(receive, view, settings.receive_timeout_s)
+        limit = settings.max_body_bytes
+        # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
+        return await asyncio.to_thread(lambda: inflate(view[:received], encoding, limit))
+
+    def _validate(self, job: Job) -> None:
+        limit = self._runtime.settings.max_batch_tokens
+        if job.tensor.tokens > limit:
+            raise TooLarge(
+                f"shape: must have at most {limit} rows, has {job.tensor.tokens}; send several "
+                "requests, or raise max_batch_tokens (MLP_MAX_BATCH_TOKENS)"
+            )
+
+    def _pending(self, job: Job, lease: Lease) -> PendingRequest:
+        tensor, model = job.tensor, self._runtime.model
+        tokens = tensor.tokens
+        lease.settle(tokens)
+        timeouts = [t for t in (self._runtime.settings.request_timeout_s, job.timeout_s) if t]
+        deadline = time.monotonic() + min(timeouts) if timeouts else None
+        return PendingRequest(
+            layer=job.layer,
+            output=job.output,
+            tokens=tokens,
+            data=memoryview(tensor.data),
+            dtype=tensor.dtype,
+            output_dtype=job.output_dtype,
+            output_nbytes=tokens * model.width(job.output) * job.output_dtype.itemsize,
+            lease=lease,
+            deadline=deadline,
+        )
+
+    async def _answer(self, request: PendingRequest, receive: Receive) -> Answer:
+        """Submit, and wait for the answer or for the client to leave."""
+        batcher = self._runtime.batcher
+        future = batcher.submit(request)
+        watch = _DisconnectWatch(receive, lambda: batcher.cancel(request))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            batcher.cancel(request)
+            raise
+        finally:
+            watch.stop()
+
+    def _common_headers(self, request_id: bytes, answer: Answer) -> RawHeaders:
+        timing = f"queue;dur={answer.queue_s * 1e3:.3f}, execute;dur={answer.execute_s * 1e3:.3f}"
+        return [
+            (b"x-request-id", request_id),
+            (b"x-mlp-kernel", answer.kernel.encode()),
+            (b"x-mlp-batch-tokens", b"%d" % answer.batch_tokens),
+            (b"server-timing", timing.encode()),
+        ]
+
+
+class _DisconnectWatch:
+    """Calls back when the client leaves; starts to look only once the wait is long enough."""
+
+    def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
+        self._receive = receive
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._begin)
+
+    def stop(self) -> None:
+        """The request is over."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left()
+
+
+def require_key(api_key: bytes | None, headers: Headers) -> None:
+    """Check `Authorization: Bearer <key>`.
+
+    Raises:
+        Unauthorized: a key is set and the header is missing or wrong; the value is not repeated.
+    """
+    if api_key is None:
+        return
+    given = headers.get(b"authorization", b"")
+    if not hmac.compare_digest(given, b"Bearer " + api_key):
+        raise Unauthorized("Authorization: must be 'Bearer <key>' with the key of MLP_API_KEY")
+
+
+def resolve_layer(layers: tuple[int, ...], layer: int | None) -> int:
+    """The resident layer that a request means; it may be left out when there is just one.
+
+    Raises:
+        InvalidRequest: left out where several layers are resident.
+        NotFound: not resident.
+    """
+    if layer is None:
+        if len(layers) > 1:
+            raise InvalidRequest(
+                f"layer: must be given, because {len(layers)} layers are resident, "
+                f"{layers[0]} to {layers[-1]}"
+            )
+        return layers[0]
+    if layer not in layers:
+        raise NotFound(f"layer: must be resident ({_ranges(layers)}), is {layer}")
+    return layer
+
+
+def resolve_model(served: str, model: str | None) -> None:
+    """Check that a request names the served model, or none.
+
+    Raises:
+        NotFound: another name.
+    """
+    if model is not None and model != served:
+        raise NotFound(f"model: must be {served!r}, the one that is served, is {model!r}")
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """Layers as a user would write them: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _request_id(headers: Headers) -> bytes:
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return b"%s-%x" % (_id_prefix, next(_id_counter))
+
+
+def _text(headers: Headers, name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+async def _maybe_off_loop(head: Head, nbytes: int, work: Callable[[], Result]) -> Result:
+    if nbytes > _OFF_LOOP_BYTES and head.is_json():
+        return await asyncio.to_thread(work)
+    return work()

@@ -1,0 +1,173 @@
+"""Everything one running service is made of, and its life: start, warm up, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from service import __version__
+from service.batching.admission import Admission
+from service.batching.arena import Arena
+from service.batching.batcher import Batcher
+from service.batching.health import Health
+from service.batching.policy import Limits
+from service.batching.worker import EngineWorker
+from service.config import Settings
+from service.engine.base import Engine
+from service.errors import EngineDead, EngineError, outcomes
+from service.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# Free slots kept for reuse: enough for a hundred 4 MiB bodies in flight.
+_ARENA_KEEP_BYTES = 512 << 20
+
+
+class Runtime:
+    """One engine and what surrounds it.
+
+    Args:
+        settings: As given by the user.
+        engine: Loaded, not yet warm.
+        on_dead: Called once, on the event loop, when only a restart can help.
+
+    Attributes:
+        batcher: Exists from `start` on.
+    """
+
+    batcher: Batcher
+
+    def __init__(
+        self, settings: Settings, engine: Engine, on_dead: Callable[[], None] = lambda: None
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.model = engine.model
+        self.health = Health()
+        self.admission = Admission(
+            Arena(_ARENA_KEEP_BYTES),
+            max_queue_tokens=settings.max_queue_tokens,
+            max_queue_bytes=settings.max_queue_bytes,
+        )
+        self.metrics = Metrics(
+            outcomes=outcomes(),
+            kernels=engine.kernels,
+            build={
+                "version": __version__,
+                "backend": engine.backend,
+                "device": engine.device,
+                "model": engine.model.name,
+                "python": platform.python_version(),
+            },
+            peak_flops=engine.peak_flops,
+        )
+        self._add_gauges()
+        self._on_dead = on_dead
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start the engine's threads and begin to warm up; returns before that is over."""
+        self._worker = EngineWorker(self.engine)
+        self.batcher = Batcher(
+            self._worker.start,
+            model=self.model,
+            concurrency=self.engine.concurrency,
+            limits=Limits(self.settings.max_batch_tokens, self.settings.max_queue_delay_s),
+            metrics=self.metrics,
+            on_dead=self._died,
+        )
+        self._tasks.append(asyncio.create_task(self._serve_engine()))
+
+    async def drain(self) -> None:
+        """Accept nothing new, answer what was accepted, within the grace period.
+
+        Raises:
+            TimeoutError: requests were still in progress at the end of it.
+        """
+        self.health.draining()
+        self.batcher.drain()
+        delay_s = self.settings.drain_delay_s
+        logger.info("draining: %d requests in progress", self._in_progress)
+        await asyncio.sleep(delay_s)
+        if self._in_progress:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), self.settings.shutdown_grace_s - delay_s)
+            except asyncio.TimeoutError:
+                raise TimeoutError(
+                    f"drain: {self._in_progress} requests were not answered within "
+                    f"shutdown_grace_s {self.settings.shutdown_grace_s}"
+                ) from None
+
+    async def stop(self) -> None:
+        """End the background work and close the engine; a dead engine is left alone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.health.live:
+            await self._worker.stop()
+
+    @contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """Held by every accepted request until its answer is handed to the transport."""
+        self._in_progress += 1
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            if not self._in_progress:
+                self._idle.set()
+
+    async def _serve_engine(self) -> None:
+        """Warm up, then test the engine with a known answer for as long as the service runs."""
+        try:
+            await self._worker.call(lambda: self.engine.warm_up(self.settings.max_batch_tokens))
+        except Exception as error:
+            logger.exception("warm-up failed")
+            self.batcher.fail_all(EngineDead(f"warm-up failed: {error}"))
+            return
+        self.health.serving()
+        logger.info("ready: %s on %s", self.model.name, self.engine.device)
+        while interval_s := self.settings.self_test_interval_s:
+            await asyncio.sleep(interval_s)
+            await self._self_test()
+
+    async def _self_test(self) -> None:
+        try:
+            await self._worker.call(self.engine.self_test)
+        except EngineDead as error:
+            self.batcher.fail_all(error)
+        except EngineError as error:
+            logger.error("self-test failed, not ready: %s", error)
+            self.health.self_test(error)
+        else:
+            self.health.self_test(None)
+
+    def _died(self, error: BaseException) -> None:
+        logger.critical("the engine is dead, the process will exit: %s", error)
+        self.health.dead(error)
+        self._on_dead()
+
+    def _add_gauges(self) -> None:
+        admission, health, metrics = self.admission, self.health, self.metrics
+        for name, help_text, read in (
+            (
+                "mlp_queue_requests",
+                "Requests admitted, not yet running.",
+                lambda: admission.requests,
+            ),
+            ("mlp_queue_tokens", "Rows admitted, not yet running.", lambda: admission.tokens),
+            ("mlp_queue_bytes", "Body bytes admitted, not yet running.", lambda: admission.bytes),
+            (
+                "mlp_engine_healthy",
+                "1 while the engine computes right.",
+                lambda: health.engine_healthy,
+            ),
+            ("mlp_ready", "1 while requests are accepted.", lambda: health.ready),
+        ):
+            metrics.gauge(name, help_text, read)

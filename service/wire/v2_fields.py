@@ -1,0 +1,69 @@
+"""Typed access to the members of a v2 JSON header."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from service.errors import InvalidRequest
+from service.wire.quoting import quote
+
+Object = dict[str, object]
+T = TypeVar("T", str, int, bool, list[object], Object)
+
+_KINDS: dict[type, str] = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def member(fields: Object, key: str, kind: type[T], where: str) -> T | None:
+    """A member of the wanted type; None where it is absent or null.
+
+    Args:
+        fields: The object.
+        key: The member's name.
+        kind: str, int, bool, list or dict; a bool is no int.
+        where: What the object is, as the prefix of a message: `inputs[0].`.
+
+    Raises:
+        InvalidRequest: the member is of another type.
+    """
+    value = fields.get(key)
+    if value is None:
+        return None
+    if type(value) is not kind:
+        raise InvalidRequest(f"{where}{key}: must be {_KINDS[kind]}, is {quote(value)}")
+    return value
+
+
+def only_entry(fields: Object, key: str) -> Object | None:
+    """The one object in an array of at most one; None where the array is absent or empty.
+
+    Raises:
+        InvalidRequest: more than one entry, or not an object.
+    """
+    entries = member(fields, key, list, "")
+    if not entries:
+        return None
+    if len(entries) > 1:
+        raise InvalidRequest(f"{key}: must have one entry, has {len(entries)}")
+    entry = entries[0]
+    if not isinstance(entry, dict):
+        raise InvalidRequest(f"{key}[0]: must be an object, is {quote(entry)}")
+    return entry
+
+
+def parameters_of(fields: Object, where: str) -> Object:
+    """The `parameters` of a request, input or output; empty where there are none.
+
+    Raises:
+        InvalidRequest: not an object, or it points into shared memory.
+    """
+    parameters = member(fields, "parameters", dict, where) or {}
+    for name in parameters:
+        if name.startswith("shared_memory_"):
+            raise InvalidRequest(f"{where}parameters.{name}: shared memory is not allowed")
+    return parameters
