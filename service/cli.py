@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
@@ -105,3 +106,35 @@ def _root(
     ] = False,
 ) -> None:
     del version
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has, which backend `serve` would choose, and why."""
+    from service.doctor import examine
+
+    findings, fine = examine()
+    for what, found in findings:
+        typer.echo(f"{what + ':':12}{found}")
+    if not fine:
+        raise typer.Exit(_EXIT_REFUSED)
+
+
+bench = typer.Typer(help="Benchmarks; their results files are what the README shows.")
+app.add_typer(bench, name="bench", no_args_is_help=True)
+
+
+@bench.command("service")
+def bench_service(
+    results: Annotated[
+        Path, typer.Option(help="Directory for cpu-service.csv and cpu-service.json.")
+    ] = Path("service/bench/results"),
+) -> None:
+    """Measure what the service adds to a bare ASGI echo, with a stub for the engine."""
+    from service.bench.service import run_service_bench
+
+    command = "tilemlp bench service"
+    with _err.status("starting servers") as status:
+        lines = run_service_bench(results, command, status.update)
+    for line in lines:
+        typer.echo(line)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from service import __version__
 from service.batching.admission import Admission
@@ -17,13 +16,39 @@ from service.batching.policy import Limits
 from service.batching.worker import EngineWorker
 from service.config import Settings
 from service.engine.base import Engine
-from service.errors import EngineDead, EngineError, outcomes
+from service.errors import EngineDead, outcomes
 from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 # Free slots kept for reuse: enough for a hundred 4 MiB bodies in flight.
 _ARENA_KEEP_BYTES = 512 << 20
+# For what nobody waits for any more, such as a warm-up or the batch of a client that left.
+_STOP_TIMEOUT_S = 3.0
+
+
+class InProgress:
+    """Counts the requests that are being served, and tells when there are none."""
+
+    __slots__ = ("_idle", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    async def none_left(self) -> None:
+        """Wait until nothing is being served."""
+        while self.count:
+            self._idle.clear()
+            await self._idle.wait()
 
 
 class Runtime:
@@ -36,6 +61,8 @@ class Runtime:
 
     Attributes:
         batcher: Exists from `start` on.
+        in_progress: Entered by every request until its answer is handed to the transport.
+        stopped: The engine is closed and its threads are idle.
     """
 
     batcher: Batcher
@@ -65,9 +92,9 @@ class Runtime:
             peak_flops=engine.peak_flops,
         )
         self._add_gauges()
+        self.stopped = False
         self._on_dead = on_dead
-        self._in_progress = 0
-        self._idle = asyncio.Event()
+        self.in_progress = InProgress()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -92,36 +119,30 @@ class Runtime:
         self.health.draining()
         self.batcher.drain()
         delay_s = self.settings.drain_delay_s
-        logger.info("draining: %d requests in progress", self._in_progress)
+        logger.info("draining: %d requests in progress", self.in_progress.count)
         await asyncio.sleep(delay_s)
-        if self._in_progress:
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), self.settings.shutdown_grace_s - delay_s)
-            except asyncio.TimeoutError:
-                raise TimeoutError(
-                    f"drain: {self._in_progress} requests were not answered within "
-                    f"shutdown_grace_s {self.settings.shutdown_grace_s}"
-                ) from None
+        try:
+            await asyncio.wait_for(
+                self.in_progress.none_left(), self.settings.shutdown_grace_s - delay_s
+            )
+        except asyncio.TimeoutError:
+            raise TimeoutError(
+                f"drain: {self.in_progress.count} requests were not answered within "
+                f"shutdown_grace_s {self.settings.shutdown_grace_s}"
+            ) from None
 
     async def stop(self) -> None:
-        """End the background work and close the engine; a dead engine is left alone."""
+        """End the background work and close the engine; a dead or hung engine is left alone."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.health.live:
-            await self._worker.stop()
-
-    @contextmanager
-    def in_progress(self) -> Iterator[None]:
-        """Held by every accepted request until its answer is handed to the transport."""
-        self._in_progress += 1
-        try:
-            yield
-        finally:
-            self._in_progress -= 1
-            if not self._in_progress:
-                self._idle.set()
+            try:
+                await asyncio.wait_for(self._worker.stop(), _STOP_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                logger.warning("the engine is still at work after %g s, left", _STOP_TIMEOUT_S)
+            else:
+                self.stopped = True
 
     async def _serve_engine(self) -> None:
         """Warm up, then test the engine with a known answer for as long as the service runs."""
@@ -135,6 +156,8 @@ class Runtime:
         logger.info("ready: %s on %s", self.model.name, self.engine.device)
         while interval_s := self.settings.self_test_interval_s:
             await asyncio.sleep(interval_s)
+            if not self.health.live:
+                return
             await self._self_test()
 
     async def _self_test(self) -> None:
@@ -142,8 +165,9 @@ class Runtime:
             await self._worker.call(self.engine.self_test)
         except EngineDead as error:
             self.batcher.fail_all(error)
-        except EngineError as error:
-            logger.error("self-test failed, not ready: %s", error)
+        except Exception as error:
+            # Whatever it is, the engine did not show that it computes right.
+            logger.exception("self-test failed, not ready")
             self.health.self_test(error)
         else:
             self.health.self_test(None)

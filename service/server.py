@@ -1,14 +1,18 @@
 """The process: uvicorn around the application, and how it ends.
 
 SIGTERM or SIGINT: not ready, answer what was accepted, exit 0; a second signal exits at once.
-A dead engine: answer what was accepted with 500, exit 1, so that a supervisor restarts us.
+A dead engine, or a drain beyond its grace: answer what was accepted with 500, exit 1, so that a
+supervisor restarts us.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import socket
+import time
 from types import FrameType
 
 import uvicorn
@@ -23,8 +27,9 @@ logger = logging.getLogger(__name__)
 # Long enough for the last answers to leave and for a probe to see the reason, short enough for
 # the supervisor to restart us before anybody waits.
 _DEATH_DELAY_S = 0.5
-# Once everything is answered, connections close at once; this only bounds a peer that won't read.
-_CLOSE_TIMEOUT_S = 5
+# Once everything is answered, connections close at once; this only bounds a peer that won't read,
+# where nothing is left of the grace.
+_CLOSE_TIMEOUT_S = 1
 
 
 class Server(uvicorn.Server):
@@ -32,12 +37,13 @@ class Server(uvicorn.Server):
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self.exit_status = 0
-        self._runtime = Runtime(settings, engine, on_dead=self._engine_died)
+        self.runtime = Runtime(settings, engine, on_dead=self._engine_died)
+        self._grace_s = settings.shutdown_grace_s
         self._stopping: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(self._runtime),
+                create_app(self.runtime),
                 host=settings.host,
                 port=settings.port,
                 http="httptools",
@@ -70,11 +76,16 @@ class Server(uvicorn.Server):
             self._stopping = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
+        grace_ends = time.monotonic() + self._grace_s
         try:
-            await self._runtime.drain()
+            await self.runtime.drain()
         except TimeoutError as error:
-            logger.error("%s", error)
             self.exit_status = 1
+            # Who still waits learns why; and an engine that hangs must not keep the process.
+            self.runtime.batcher.fail_all(error)
+        # Answers are with the transport now, and may need time to reach slow readers.
+        left_s = math.ceil(grace_ends - time.monotonic())
+        self.config.timeout_graceful_shutdown = max(_CLOSE_TIMEOUT_S, left_s)
         self.should_exit = True
 
     def _engine_died(self) -> None:
@@ -89,9 +100,20 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, engine: Engine) -> int:
     """Serve until told to stop.
 
+    Ends the process itself, with the same status, where a thread of the engine is still at work.
+
     Returns:
         The exit status: 0 after a drain in which everything was answered, else 1.
     """
     server = Server(settings, engine)
-    server.run()
+    try:
+        server.run()
+    except SystemExit:
+        # How uvicorn says that the port cannot be opened; it has logged the reason.
+        server.exit_status = 1
+    if not server.runtime.stopped:
+        # Python's exit would unwind the engine's thread through the C++ frames of a kernel, and
+        # that aborts with a core dump.
+        logging.shutdown()
+        os._exit(server.exit_status)
     return server.exit_status

@@ -62,9 +62,7 @@ def mlp_config(tensors: Mapping[str, torch.Tensor], **overrides: Any) -> dict[st
     return {key: value for key, value in config.items() if value is not None}
 
 
-def write_checkpoint(
-    folder: Path, tensors: Tensors, *, shards: int = 1, **overrides: Any
-) -> Path:
+def write_checkpoint(folder: Path, tensors: Tensors, *, shards: int = 1, **overrides: Any) -> Path:
     """Write weights and config.json into a folder, as one file or as shards with an index.
 
     Tensors are dealt to shards in turn, so that a layer's tensors lie in different shards.

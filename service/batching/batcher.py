@@ -153,10 +153,7 @@ class Batcher:
             return True
         decision = self._decide()
         if isinstance(decision, Take):
-            members = list(islice(self._groups[decision.key], decision.count))
-            for member in members:
-                self._remove(member)
-            self._launch(members, decision.trigger)
+            self._take(decision)
             return True
         if decision is not None:
             left_s = max(0.0, decision.until - self._clock())
@@ -175,6 +172,19 @@ class Batcher:
             for request in victims:
                 self._finish(request, EngineError(f"batch formation: {error!r}"))
             return None
+
+    def _take(self, decision: Take[GroupKey]) -> None:
+        """Start what the policy chose, unless some of it has expired: then it must choose again."""
+        members = list(islice(self._groups[decision.key], decision.count))
+        now = self._clock()
+        # The loop runs a due timer after the callbacks that are ready, such as this one.
+        late = [m for m in members if m.deadline is not None and m.deadline <= now]
+        for member in late:
+            self._expire(member)
+        if not late:
+            for member in members:
+                self._remove(member)
+            self._launch(members, decision.trigger)
 
     def _launch(self, members: list[PendingRequest], trigger: str) -> None:
         self._free -= 1
@@ -196,12 +206,13 @@ class Batcher:
         """The engine reports on a batch."""
         self._free += 1
         with self._bugs_are_fatal():
-            for member in members:
-                del self._running[member]
             if isinstance(outcome, tuple):
                 self._succeeded(members, tokens, *outcome)
             else:
                 self._failed(members, outcome)
+            # Only now, so that a bug above finds whom it left without an answer.
+            for member in members:
+                del self._running[member]
         self._schedule_pump()
 
     def _succeeded(
@@ -227,7 +238,10 @@ class Batcher:
             )
 
     def _failed(self, members: list[PendingRequest], error: BaseException) -> None:
-        if isinstance(error, EngineDead):
+        if self._dead is not None:
+            for member in members:
+                self._finish(member)
+        elif isinstance(error, EngineDead):
             for member in members:
                 self._finish(member, error)
             self.fail_all(error)

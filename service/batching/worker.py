@@ -42,12 +42,12 @@ class EngineWorker:
                 outcome = self._run(members)
             except BaseException as error:  # noqa: BLE001 - the batcher decides what it means
                 outcome = error
-            self._loop.call_soon_threadsafe(done, outcome)
+            self._report(lambda: done(outcome))
 
         self._jobs.put(job)
 
-    def call(self, function: Callable[[], None]) -> asyncio.Future[None]:
-        """Run a function of the engine between batches."""
+    def call(self, function: Callable[[], object]) -> asyncio.Future[None]:
+        """Run a function of the engine on one of its threads, between that thread's batches."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def job() -> None:
@@ -56,13 +56,16 @@ class EngineWorker:
                 function()
             except BaseException as raised:  # noqa: BLE001 - re-raised where it is awaited
                 error = raised
-            self._loop.call_soon_threadsafe(_resolve, future, error)
+            self._report(lambda: _resolve(future, error))
 
         self._jobs.put(job)
         return future
 
     async def stop(self) -> None:
         """Let the threads finish what was started, then close the engine."""
+        together = threading.Barrier(len(self._threads))
+        # A thread that waits takes no second job: when all have met, no batch runs any more.
+        await asyncio.gather(*(self.call(together.wait) for _ in self._threads))
         await self.call(self._engine.close)
         for _ in self._threads:
             self._jobs.put(None)
@@ -70,6 +73,14 @@ class EngineWorker:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+    def _report(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            # A dead engine is not waited for; what it says after the loop's end nobody hears.
+            if not self._loop.is_closed():
+                raise
 
     def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[bytearray]]:
         # Fresh memory per answer, because the transport may hold on to it long after; allocated

@@ -1,0 +1,1 @@
+"""Benchmarks that ship with the service, and their committed results."""

@@ -11,8 +11,8 @@ from service.engine.weights import ResidentModel
 from service.errors import EngineError
 from service.kernels import reference
 
-# FP32 accumulation over K and N deviates from FP64 by some 1e-6 of the answer's RMS, TF32 or
-# bf16 by 1e-3 and more, a wrong layout by 1.
+# FP32 accumulation over K and N deviates from FP64 by some 1e-6 of the answer's RMS, a gated
+# intermediate rounded to bf16 by 1e-3 and more, a wrong layout by 1.
 _ACCURACY = 1e-4
 # A repeat on the same device gives the same bits, or nearly, where a BLAS picks its kernel anew.
 _REPEATABILITY = 1e-5
@@ -64,7 +64,8 @@ class KnownAnswers:
 
 def _compare(layer: int, answer: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
     expected = expected.double()
-    rms = expected.square().mean().sqrt()
+    # Weights may hold infinities; then so does the answer, and the rest sets the scale.
+    rms = expected.where(expected.isfinite(), 0.0).square().mean().sqrt().item()
     same = (answer == expected) | (answer.isnan() & expected.isnan())
     deviation = torch.where(same, 0.0, (answer - expected).abs()).max().item()
     # Negated, so that a NaN where a number was expected fails.

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 _TFD_TIMER_ABSTIME = 1
 _NS = 1_000_000_000
+_HAS_TIMERFD = sys.platform == "linux"
 
 
 class _TimeSpec(ctypes.Structure):
@@ -37,7 +38,7 @@ class Alarm:
         self._loop = asyncio.get_running_loop()
         self._fd = -1
         self._handle: asyncio.TimerHandle | None = None
-        if sys.platform == "linux":
+        if _HAS_TIMERFD:
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
             if self._fd < 0:

@@ -12,9 +12,9 @@ one rounding to bf16 (8 significant bits):
   √K · 2⁻²⁴ of a row's typical value, which is 2⁻¹⁷ for the widest models.
 * `mlp`: a rounding errs by 0.4u root mean square, two by 0.6u, and independently from one element
   of the gated row to the next, so an output element errs by 0.6u · r, r being the root mean square
-  of its row, and the worst of 10⁶ elements by 5 times that. Two answers differ by √2 more, 4.2u · r.
-  max|row| is at least 3r, which makes it 1.4u · max|row|. The last rounding adds at most u for each
-  answer: 3.4u, below 4u.
+  of its row, and the worst of 10⁶ elements by 5 times that. Two answers differ by √2 more, that is
+  4.2u · r. max|row| is at least 3r, which makes it 1.4u · max|row|. The last rounding adds at most
+  u for each answer: 3.4u, below 4u.
 
 This is no weaker where it counts: an element of another row is off by about a third of max|row|,
 20 times the tolerance, and all of them would have to be near. FP16 and FP32 on the wire do not
@@ -37,11 +37,10 @@ from service.load.reader import Answer
 
 TOLERANCE = 2.0**-6
 
-# Up to here every element of every answer is compared: tens of microseconds.
-_SMALL_BYTES = 128 << 10
-# Of a larger answer that is not compared as a whole, this many rows are, others each time: any
-# mix-up of requests changes every row, so one would be enough to see it.
-_SAMPLED_ROWS = 4
+# Up to here every element of every answer is compared: some 0.2 ms. Of a larger answer it is as many
+# rows as fit, the following ones each time: a mix-up of requests changes every row, so it is always
+# seen, and comparing megabytes at once would be milliseconds that look like latency.
+_BYTES_AT_ONCE = 128 << 10
 # Exact bytes found right are remembered, since a deterministic engine answers the same rows in few
 # ways (one per kernel and batch position), and comparing bytes costs a tenth of comparing numbers.
 _REMEMBERED = 8
@@ -76,7 +75,7 @@ class Verdict:
 
 
 _RIGHT = Verdict()
-_RIGHT_SAMPLED = Verdict(is_full=False)
+_RIGHT_IN_PART = Verdict(is_full=False)
 
 
 class AnswerChecker:
@@ -86,7 +85,7 @@ class AnswerChecker:
         self._expected = expected
         self._dtype = dtype
         self._remembered: list[list[bytes]] = [[] for _ in expected]
-        self._large_seen = 0
+        self._next_row = [0] * len(expected)
 
     def check(self, payload: Payload, answer: Answer) -> Verdict:
         """Check an answer with status 200."""
@@ -94,32 +93,26 @@ class AnswerChecker:
         verdict = check_form(answer, expected.values.shape, self._dtype)
         if verdict is not None:
             return verdict
-        if len(answer.body) > _SMALL_BYTES:
-            return self._check_large(expected, answer.body)
+        if len(answer.body) > _BYTES_AT_ONCE:
+            return self._check_in_part(payload.index, answer.body)
         body = bytes(answer.body)
         remembered = self._remembered[payload.index]
         if body in remembered:
             return _RIGHT
-        verdict = _compare(decode(body, self._dtype), expected, slice(None))
+        verdict = _compare(decode(body, self._dtype), expected, slice(0, payload.rows))
         if verdict.fault is None and len(remembered) < _REMEMBERED:
             remembered.append(body)
         return verdict
 
-    def _check_large(self, expected: Expected, body: memoryview) -> Verdict:
-        """Compare as many bytes of large answers as there are in a small one, on average."""
-        self._large_seen += 1
-        if (self._large_seen - 1) % (1 + len(body) // _SMALL_BYTES) == 0:
-            return _compare(decode(body, self._dtype), expected, slice(None))
-        rows = len(expected.values)
+    def _check_in_part(self, index: int, body: memoryview) -> Verdict:
+        rows = len(self._expected[index].values)
         row_bytes = len(body) // rows
-        for number in range(min(_SAMPLED_ROWS, rows)):
-            # Evenly spread; the offset moves on by one with every answer.
-            row = (self._large_seen + number * rows // _SAMPLED_ROWS) % rows
-            part = decode(body[row * row_bytes : (row + 1) * row_bytes], self._dtype)
-            verdict = _compare(part, expected, slice(row, row + 1))
-            if verdict.fault is not None:
-                return verdict
-        return _RIGHT_SAMPLED
+        first = self._next_row[index]
+        last = min(rows, first + max(1, _BYTES_AT_ONCE // row_bytes))
+        self._next_row[index] = last % rows
+        part = decode(body[first * row_bytes : last * row_bytes], self._dtype)
+        verdict = _compare(part, self._expected[index], slice(first, last))
+        return _RIGHT_IN_PART if verdict.fault is None else verdict
 
 
 def check_form(answer: Answer, shape: tuple[int, ...], dtype: DType) -> Verdict | None:
@@ -148,12 +141,10 @@ def make_expected(payload: Payload, width: int, dtype: DType, answer: Answer) ->
     """
     verdict = check_form(answer, (payload.rows, width), dtype)
     if verdict is not None:
-        raise StartError(
-            f"the service's answer to a request sent alone is wrong: {verdict.message}"
-        )
+        raise StartError(f"the service's answer to a lone request is wrong: {verdict.message}")
     values = decode(bytes(answer.body), dtype).reshape(payload.rows, width)
     if not np.isfinite(values).all():
-        raise StartError("the service's answer to a request sent alone holds NaN or infinity")
+        raise StartError("the service's answer to a lone request holds NaN or infinity")
     return Expected(values, np.abs(values).max(axis=1, keepdims=True) * np.float32(TOLERANCE))
 
 
@@ -187,6 +178,6 @@ def _compare(flat: NDArray[np.float32], expected: Expected, rows: slice) -> Verd
     return Verdict(
         Fault.WRONG_VALUES,
         f"{off} of {values.size} elements off by more than 2^-6 of their row's largest, first at "
-        f"row {row + (rows.start or 0)} column {column}: must be {right[row, column]:.6g}, "
+        f"row {row + rows.start} column {column}: must be {right[row, column]:.6g}, "
         f"is {values[row, column]:.6g}",
     )

@@ -23,7 +23,8 @@ class _Waiter:
         self.answer.set_result(answer)
 
     def failed(self, connection: Connection, fault: Fault, message: str) -> None:  # noqa: ARG002
-        self.answer.set_exception(ConnectionError(message))
+        if not self.answer.done():
+            self.answer.set_exception(ConnectionError(message))
 
     def lost(self, connection: Connection) -> None:
         """The answer is there already, or `failed` would have been called."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -19,10 +19,10 @@ class Owner(Protocol):
         """The request in flight was answered; the connection is closed unless `is_open`."""
 
     def failed(self, connection: Connection, fault: Fault, message: str) -> None:
-        """The request in flight will not be answered; the connection is closed."""
+        """The connection is closed, and the request that may be in flight gets no answer."""
 
     def lost(self, connection: Connection) -> None:
-        """The connection was closed while nothing was in flight."""
+        """The server closed the connection while nothing was in flight."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -57,13 +57,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Be ready to send."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A cast, since uvloop's transports derive from asyncio's in behaviour only.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report a close that did not come from here."""
-        reason = "" if exc is None else f" ({exc})"
-        self._fail(Fault.RESET, f"connection closed after {self._reader.progress()}{reason}")
+        if self._transport is None:  # closed from here: whoever did that knows
+            return
+        if self._busy:
+            reason = "" if exc is None else f" ({exc})"
+            self._fail(Fault.RESET, f"connection closed after {self._reader.progress()}{reason}")
+        else:
+            self._transport = None
+            self._owner.lost(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the transport puts what it receives."""
@@ -71,6 +77,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in what was received."""
+        if self._transport is None:
+            return
         if not self._busy:
             self._fail(Fault.PROTOCOL, "data without a request")
             return
@@ -88,14 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.answered(self, answer)
 
     def _fail(self, fault: Fault, message: str) -> None:
-        if self._transport is None:  # closed from here: whoever did that knows
-            return
-        was_busy = self._busy
         self.abort()
-        if was_busy:
-            self._owner.failed(self, fault, message)
-        else:
-            self._owner.lost(self)
+        self._owner.failed(self, fault, message)
 
 
 async def connect(owner: Owner, address: Address, timeout_s: float) -> Connection:

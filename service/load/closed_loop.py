@@ -34,5 +34,5 @@ class ClosedLoop(Driver):
         """Until the end of the measured time."""
         return time.monotonic_ns() < self.end_ns
 
-    def finish(self) -> None:
+    def give_up(self) -> None:
         """Nothing waits in a closed loop."""

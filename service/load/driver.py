@@ -23,7 +23,7 @@ from service.load.tally import Tally
 _NS = 1_000_000_000
 # How late a timeout may be noticed, and how long after its last answer a load may end.
 _TICK_S = 0.02
-_REPORT_INTERVAL_S = 0.5
+REPORT_INTERVAL_S = 0.5
 _FIRST_RECONNECT_S = 0.05
 _LAST_RECONNECT_S = 1.0
 # Connections made at a time at the start: more may overflow a listen backlog of 128.
@@ -32,7 +32,7 @@ _CONNECT_AT_ONCE = 64
 OnReport = Callable[[Tally], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one per request, and that would double its cost
 class _Sent:
     """A request in flight; due and sent in `time.monotonic_ns()`."""
 
@@ -70,8 +70,8 @@ class Driver(ABC):
         """Whether there will be anything more to send."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Give up what was not sent."""
+    def give_up(self) -> None:
+        """Count what was due and not sent, and forget it."""
 
     async def open_connections(self) -> None:
         """Connect, before anything is sent.
@@ -107,10 +107,17 @@ class Driver(ABC):
         give_up_ns = self.end_ns + int(options.timeout_s * _NS)
         while self._in_flight or self.wants_connections():
             if time.monotonic_ns() > give_up_ns:
-                self.finish()
+                self.give_up()
             await asyncio.sleep(_TICK_S)
             self._expire()
-        await self._close()
+
+    async def close(self) -> None:
+        """Close all connections, whatever they are at."""
+        for connection in self.connections:
+            connection.abort()
+        for task in self._reconnecting:
+            task.cancel()
+        await asyncio.gather(*self._reconnecting, return_exceptions=True)
 
     def send(self, connection: Connection, payload: Payload, due_ns: int) -> None:
         """Send a request that was due at that time."""
@@ -130,8 +137,8 @@ class Driver(ABC):
             self._replace(connection, pause_s)
 
     def failed(self, connection: Connection, fault: Fault, message: str) -> None:
-        """Count a request that got no answer."""
-        del self._in_flight[connection]
+        """Count what went wrong."""
+        self._in_flight.pop(connection, None)
         self.tally.note_fault(fault, message)
         self._replace(connection)
 
@@ -194,20 +201,25 @@ class Driver(ABC):
         task.add_done_callback(self._reconnecting.discard)
 
     async def _reconnect(self, pause_s: float) -> None:
-        address, timeout_s = self.plan.options.address, self.plan.options.timeout_s
         delay_s = _FIRST_RECONNECT_S
         await asyncio.sleep(pause_s)
         while self.wants_connections():
-            try:
-                connection = await connect(self, address, timeout_s)
-            except (OSError, asyncio.TimeoutError) as error:
-                self.tally.note_fault(Fault.CONNECT, str(error) or f"no answer in {timeout_s:g} s")
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _LAST_RECONNECT_S)
-            else:
+            connection = await self._try_to_connect()
+            if connection is not None:
                 self.connections.add(connection)
                 self.free(connection, 0.0)
                 return
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LAST_RECONNECT_S)
+
+    async def _try_to_connect(self) -> Connection | None:
+        options = self.plan.options
+        try:
+            return await connect(self, options.address, options.timeout_s)
+        except (OSError, asyncio.TimeoutError) as error:
+            reason = str(error) or f"no answer within {options.timeout_s:g} s"
+            self.tally.note_fault(Fault.CONNECT, reason)
+            return None
 
     async def _run_until(self, at_ns: int, on_report: OnReport | None) -> None:
         next_report_s = time.monotonic()
@@ -215,12 +227,5 @@ class Driver(ABC):
             await asyncio.sleep(min(_TICK_S, left_ns / _NS))
             self._expire()
             if on_report is not None and time.monotonic() >= next_report_s:
-                next_report_s += _REPORT_INTERVAL_S
+                next_report_s += REPORT_INTERVAL_S
                 on_report(self.tally)
-
-    async def _close(self) -> None:
-        for connection in self.connections:
-            connection.abort()
-        for task in self._reconnecting:
-            task.cancel()
-        await asyncio.gather(*self._reconnecting, return_exceptions=True)

@@ -25,6 +25,7 @@ class OpenLoop(Driver):
         self._arrivals = poisson_arrivals_ns(plan.rate_per_s, plan.seed)
         self._idle: deque[Connection] = deque()
         self._backlog: deque[tuple[int, Payload]] = deque()
+        self._alarm = Alarm(self._arrive)
         self._start_ns = 0
         self._next_ns = 0
 
@@ -33,8 +34,12 @@ class OpenLoop(Driver):
         self._idle.extend(self.connections)
         self._start_ns = time.monotonic_ns()
         self._next_ns = self._start_ns + next(self._arrivals)
-        self._alarm = Alarm(self._arrive)
-        self._alarm.set(self._next_ns)
+        self._set_alarm()
+
+    async def close(self) -> None:
+        """Also let go of the alarm."""
+        self._alarm.close()
+        await super().close()
 
     def free(self, connection: Connection, pause_s: float) -> None:  # noqa: ARG002
         """Send what has waited longest, or be idle."""
@@ -45,11 +50,11 @@ class OpenLoop(Driver):
             self._idle.append(connection)
 
     def wants_connections(self) -> bool:
-        """Until everything due in the measured time was sent."""
-        return bool(self._backlog) or time.monotonic_ns() < self.end_ns
+        """Until everything that is due before the end was sent."""
+        return bool(self._backlog) or self._next_ns < self.end_ns
 
-    def finish(self) -> None:
-        """Count what was due and never sent."""
+    def give_up(self) -> None:
+        """Count what waits in the backlog, and forget it."""
         while self._backlog:
             self._backlog.popleft()
             self._note_unsent("still waiting for a connection a timeout after the end")
@@ -57,13 +62,14 @@ class OpenLoop(Driver):
     def _arrive(self) -> None:
         """Send everything that is due."""
         now = time.monotonic_ns()
-        while self._next_ns <= now:
-            if self._next_ns >= self.end_ns:
-                self._alarm.close()
-                return
+        while self._next_ns <= min(now, self.end_ns - 1):
             self._dispatch(self._next_ns, next(self.mix))
             self._next_ns = self._start_ns + next(self._arrivals)
-        self._alarm.set(self._next_ns)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._next_ns < self.end_ns:
+            self._alarm.set(self._next_ns)
 
     def _dispatch(self, due_ns: int, payload: Payload) -> None:
         while self._idle:

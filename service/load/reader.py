@@ -15,7 +15,7 @@ _SCRATCH_BYTES = 64 << 10
 _MAX_BODY_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one per request, and that would double its cost
 class Answer:
     """A whole response.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 
 from starlette.types import Message, Receive
 
@@ -44,7 +43,7 @@ async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> 
         Cancelled: the client left before it was complete.
     """
     received = 0
-    with _expire_after(timeout_s):
+    with _Expiry(timeout_s):
         while True:
             message: Message = await receive()
             if message["type"] == "http.disconnect":
@@ -59,28 +58,34 @@ async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> 
                 return received
 
 
-@contextmanager
-def _expire_after(timeout_s: float) -> Iterator[None]:
-    # A timer and a cancel instead of asyncio.wait_for, which makes a task per call before 3.12.
-    task = asyncio.current_task()
-    assert task is not None
-    expired = False
+class _Expiry:
+    """Raises ReceiveTimeout in the task that entered it, once the time is over.
 
-    def expire() -> None:
-        nonlocal expired
-        expired = True
-        task.cancel()
+    A timer and a cancel instead of asyncio.wait_for, which makes a task per call before 3.12.
+    """
 
-    timer = asyncio.get_running_loop().call_later(timeout_s, expire)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not expired:
-            raise
-        if hasattr(task, "uncancel"):
-            task.uncancel()
-        raise ReceiveTimeout(
-            f"body: must arrive within receive_timeout_s {timeout_s}, did not"
-        ) from None
-    finally:
-        timer.cancel()
+    __slots__ = ("_expired", "_task", "_timeout_s", "_timer")
+
+    def __init__(self, timeout_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._timeout_s = timeout_s
+        self._expired = False
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._timeout_s, self._expire)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._expired and kind is asyncio.CancelledError:
+            if sys.version_info >= (3, 11):
+                self._task.uncancel()
+            raise ReceiveTimeout(
+                f"body: must arrive within receive_timeout_s {self._timeout_s}, did not"
+            ) from None
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._task.cancel()

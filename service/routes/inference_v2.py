@@ -6,12 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from service import __version__
 from service.batching.request import Answer
 from service.errors import NotFound
+from service.routes.health import health_answer
 from service.routes.mlp import compress
 from service.routes.replies import RawHeaders, Reply
 from service.routes.tensor import (
@@ -24,6 +25,7 @@ from service.routes.tensor import (
 )
 from service.runtime import Runtime
 from service.wire.media import answer_encoding
+from service.wire.quoting import quote
 from service.wire.v2 import (
     MODEL_VERSION,
     V2Request,
@@ -74,9 +76,9 @@ class V2Head:
         """No element on this wire is smaller than two bytes."""
         return content_length // (self._runtime.model.hidden_size * 2)
 
-    def is_json(self) -> bool:
-        """True without a header length: the whole body is JSON then."""
-        return self._header_length is None
+    def parsed_bytes(self, body_bytes: int) -> int:
+        """The JSON header, which is all of the body where its length is not given."""
+        return body_bytes if self._header_length is None else self._header_length
 
     def decode(self, body: memoryview) -> Job:
         """Read JSON header and binary input."""
@@ -91,6 +93,11 @@ class V2Head:
             answer_dtype(request),
             None if request.timeout_us is None else request.timeout_us / 1e6,
         )
+
+    def written_bytes(self, answer_bytes: int) -> int:
+        """All of a JSON or compressed answer."""
+        as_it_is = self._request.binary_output and self._answer_encoding is None
+        return 0 if as_it_is else answer_bytes
 
     def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
         """Write JSON header and binary output."""
@@ -119,12 +126,12 @@ def v2_router(runtime: Runtime) -> APIRouter:
 
     # `async`, or they would wait for a thread of the pool that a busy service may not have.
     @router.get("/v2/health/live", summary="Is the process able to serve at all?")
-    async def live() -> Response:
-        return _yes_or_no("live", runtime.health.live)
+    async def live() -> JSONResponse:
+        return health_answer(runtime, "live", runtime.health.live)
 
     @router.get("/v2/health/ready", summary="Are requests accepted?")
-    async def ready() -> Response:
-        return _yes_or_no("ready", runtime.health.ready)
+    async def ready() -> JSONResponse:
+        return health_answer(runtime, "ready", runtime.health.ready)
 
     router.include_router(_documents(runtime), dependencies=[Depends(guard)])
     return router
@@ -158,9 +165,9 @@ def _documents(runtime: Runtime) -> APIRouter:
         _require_model(runtime, model, version)
         return _statistics(runtime)
 
-    async def model_ready(model: str, version: str | None = None) -> Response:
+    async def model_ready(model: str, version: str | None = None) -> JSONResponse:
         _require_model(runtime, model, version)
-        return _yes_or_no("ready", runtime.health.ready)
+        return health_answer(runtime, "ready", runtime.health.ready)
 
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         router.get(prefix, summary="Model metadata")(metadata)
@@ -173,12 +180,7 @@ def _documents(runtime: Runtime) -> APIRouter:
 def _require_model(runtime: Runtime, model: str, version: str | None = None) -> None:
     resolve_model(runtime.model.name, model)
     if version is not None and version != MODEL_VERSION:
-        raise NotFound(f"version: must be {MODEL_VERSION!r}, is {version!r}")
-
-
-def _yes_or_no(name: str, yes: bool) -> Response:
-    body = f'{{"{name}":{"true" if yes else "false"}}}'
-    return Response(body, status_code=200 if yes else 503, media_type="application/json")
+        raise NotFound(f"version: must be {MODEL_VERSION!r}, is {quote(version)}")
 
 
 def _statistics(runtime: Runtime) -> dict[str, Any]:

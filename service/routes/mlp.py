@@ -27,10 +27,13 @@ from service.wire.media import (
     parse_shape,
 )
 from service.wire.npy import decode_npy, encode_npy
+from service.wire.quoting import quote
 from service.wire.raw import decode_raw, raw_tokens
 from service.wire.tensor import WireTensor
 
 _PARAMETERS = ("model", "layer", "output")
+# Longer queries are parsed anew each time, so that the cache stays below 1 MB.
+_CACHED_BYTES = 256
 # The smallest element on the wire: a bf16 or fp16 value, or one digit and a comma of JSON.
 _SMALLEST_ELEMENT_BYTES = 2
 
@@ -54,29 +57,37 @@ class Query:
     output: Output
 
 
-@lru_cache(maxsize=1024)
 def parse_query(query: bytes) -> Query:
     """Parse `model=&layer=&output=`; clients repeat themselves, so answers are kept.
 
     Raises:
         InvalidRequest: unknown or repeated parameter, or a value that it cannot have.
     """
+    return _parse_query_cached(query) if len(query) <= _CACHED_BYTES else _parse_query(query)
+
+
+def _parse_query(query: bytes) -> Query:
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     given = dict(pairs)
     if len(given) < len(pairs):
         raise InvalidRequest("query: each parameter may be given once, one is repeated")
     for name in given:
         if name not in _PARAMETERS:
-            raise InvalidRequest(f"query: parameters are {', '.join(_PARAMETERS)}, got {name!r}")
+            raise InvalidRequest(
+                f"query: parameters are {', '.join(_PARAMETERS)}, got {quote(name)}"
+            )
     layer = given.get("layer") or None
     if layer is not None and not (layer.isascii() and layer.isdigit() and len(layer) <= 6):
-        raise InvalidRequest(f"layer: must be a layer number, is {layer!r}")
+        raise InvalidRequest(f"layer: must be a layer number, is {quote(layer)}")
     output = given.get("output") or Output.MLP.value
     try:
         chosen = Output(output)
     except ValueError:
-        raise InvalidRequest(f"output: must be mlp or gated, is {output!r}") from None
+        raise InvalidRequest(f"output: must be mlp or gated, is {quote(output)}") from None
     return Query(given.get("model") or None, None if layer is None else int(layer), chosen)
+
+
+_parse_query_cached = lru_cache(maxsize=1024)(_parse_query)
 
 
 class MlpHead:
@@ -127,9 +138,9 @@ class MlpHead:
             return raw_tokens(content_length, self._dtype, self._model.hidden_size)
         return content_length // (self._model.hidden_size * _SMALLEST_ELEMENT_BYTES)
 
-    def is_json(self) -> bool:
-        """JSON in, or JSON out."""
-        return Format.JSON in (self._format, self._answer_format)
+    def parsed_bytes(self, body_bytes: int) -> int:
+        """All of a JSON body."""
+        return body_bytes if self._format is Format.JSON else 0
 
     def decode(self, body: memoryview) -> Job:
         """Read the body in the format that Content-Type named."""
@@ -142,6 +153,11 @@ class MlpHead:
             tensor = decode_json(body, hidden_size, self._max_json_bytes)
         _, answer_dtype = parse_accept(self._accept, self._format, tensor.dtype)
         return Job(tensor, self._layer, self._output, answer_dtype, self._timeout_s)
+
+    def written_bytes(self, answer_bytes: int) -> int:
+        """All of a JSON or compressed answer."""
+        as_it_is = self._answer_format is not Format.JSON and self._answer_encoding is None
+        return 0 if as_it_is else answer_bytes
 
     def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
         """Write the answer in the format that Accept named."""
@@ -180,6 +196,7 @@ def parse_timeout_ms(value: str | None) -> float | None:
         return None
     if not (value.isascii() and value.isdigit() and 0 < len(value) <= 9 and int(value)):
         raise InvalidRequest(
-            f"X-Request-Timeout-Ms: must be a positive whole number of milliseconds, is {value!r}"
+            "X-Request-Timeout-Ms: must be a positive whole number of milliseconds, "
+            f"is {quote(value)}"
         )
     return int(value) / 1e3

@@ -66,3 +66,8 @@ def error_reply(error: ServiceError, headers: RawHeaders) -> Reply:
     extra = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     body = json.dumps(error_body(str(error), error.code)).encode()
     return Reply(error.status, [*headers, (b"content-type", b"application/json"), *extra], [body])
+
+
+def internal_error(error: Exception) -> ServiceError:
+    """What a client may know of a bug: its kind. The server logs the traceback."""
+    return ServiceError(f"internal error: {type(error).__name__}")

@@ -33,17 +33,19 @@ from service.errors import (
     Unauthorized,
 )
 from service.routes.body import parse_content_length, receive_into, too_large
-from service.routes.replies import RawHeaders, Reply, error_reply
+from service.routes.replies import RawHeaders, Reply, error_reply, internal_error
 from service.runtime import Runtime
 from service.wire.compression import inflate
 from service.wire.media import Encoding, parse_content_encoding
+from service.wire.quoting import quote
 from service.wire.tensor import WireTensor
 
 logger = logging.getLogger(__name__)
 
 # A request that is answered sooner needs no look-out for its client leaving.
 _WATCH_AFTER_S = 0.002
-# Parsing or printing more JSON than this on the event loop would delay everybody else by over 1 ms.
+# Parsing, printing or compressing more than this on the event loop would delay everybody else by
+# over 1 ms.
 _OFF_LOOP_BYTES = 32 << 10
 
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -78,11 +80,14 @@ class Head(Protocol):
     def tokens_at_most(self, content_length: int) -> int:
         """Rows that a body of content_length bytes can hold at most."""
 
-    def is_json(self) -> bool:
-        """The body, or the answer, is JSON text that grows with the rows."""
+    def parsed_bytes(self, body_bytes: int) -> int:
+        """How many bytes of a body have to be parsed, rather than taken as they are."""
 
     def decode(self, body: memoryview) -> Job:
         """Read the body."""
+
+    def written_bytes(self, answer_bytes: int) -> int:
+        """How many bytes of an answer have to be printed or compressed; asked after `decode`."""
 
     def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
         """Write the answer; `headers` are those that every answer carries."""
@@ -108,7 +113,7 @@ class TensorEndpoint:
         request_id = _request_id(headers)
         outcome = ServiceError.code
         try:
-            with self._runtime.in_progress():
+            with self._runtime.in_progress:
                 reply = await self._serve(scope, headers, receive, request_id)
                 await reply.send(send)
             outcome = OUTCOME_OK
@@ -119,6 +124,9 @@ class TensorEndpoint:
             await error_reply(error, [(b"x-request-id", request_id)]).send(send)
         except asyncio.CancelledError:
             outcome = Cancelled.code
+            raise
+        except Exception as error:
+            await error_reply(internal_error(error), [(b"x-request-id", request_id)]).send(send)
             raise
         finally:
             self._runtime.metrics.request_ended(self._api, outcome, time.perf_counter() - began)
@@ -137,7 +145,7 @@ class TensorEndpoint:
             body = await self._receive(receive, lease, encoding)
             received = time.perf_counter()
             runtime.metrics.stage("receive", received - began)
-            job = await _maybe_off_loop(head, len(body), lambda: head.decode(body))
+            job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
             self._validate(job)
             runtime.metrics.stage("decode", time.perf_counter() - received)
             request = self._pending(job, lease)
@@ -148,7 +156,7 @@ class TensorEndpoint:
         began = time.perf_counter()
         common = self._common_headers(request_id, answer)
         reply = await _maybe_off_loop(
-            head, request.output_nbytes, lambda: head.encode(job, answer, common)
+            head.written_bytes(request.output_nbytes), lambda: head.encode(job, answer, common)
         )
         runtime.metrics.stage("encode", time.perf_counter() - began)
         return reply
@@ -291,7 +299,7 @@ def resolve_model(served: str, model: str | None) -> None:
         NotFound: another name.
     """
     if model is not None and model != served:
-        raise NotFound(f"model: must be {served!r}, the one that is served, is {model!r}")
+        raise NotFound(f"model: must be {served!r}, the one that is served, is {quote(model)}")
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
@@ -317,7 +325,7 @@ def _text(headers: Headers, name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-async def _maybe_off_loop(head: Head, nbytes: int, work: Callable[[], Result]) -> Result:
-    if nbytes > _OFF_LOOP_BYTES and head.is_json():
+async def _maybe_off_loop(slow_bytes: int, work: Callable[[], Result]) -> Result:
+    if slow_bytes > _OFF_LOOP_BYTES:
         return await asyncio.to_thread(work)
     return work()

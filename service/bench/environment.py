@@ -1,0 +1,45 @@
+"""Where and how a measurement was taken; written beside every results file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("fastapi", "httptools", "starlette", "torch", "uvicorn", "uvloop")
+
+
+def describe_environment(command: str) -> dict[str, object]:
+    """Machine, versions, commit, date and command."""
+    return {
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    """The checkout's commit, marked where it has changes; `unknown` outside a checkout."""
+    here = Path(__file__).parent
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"

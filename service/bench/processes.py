@@ -1,0 +1,70 @@
+"""Servers under measurement: started as processes, their CPU time and memory read from /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from service.errors import StartError
+
+_LISTENING = re.compile(rb"running on http://[^:]+:(\d+)")
+
+
+class MeasuredServer:
+    """One of the servers of `service.bench.stub`, as a process.
+
+    Attributes:
+        port: Where it listens on the loopback interface.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "service.bench.stub", name], stderr=subprocess.PIPE
+        )
+        self.port = self._read_port()
+
+    def _read_port(self) -> int:
+        log = self._process.stderr
+        assert log is not None
+        seen = []
+        for line in log:
+            seen.append(line.decode(errors="replace"))
+            if found := _LISTENING.search(line):
+                # Whatever else it logs must not fill the pipe and stop it.
+                threading.Thread(target=log.read, daemon=True).start()
+                return int(found.group(1))
+        raise StartError(f"server: {self.name} did not start:\n{''.join(seen)}")
+
+    def loop_cpu_s(self) -> float:
+        """CPU time of the main thread, where the event loop runs."""
+        return _cpu_s(self._tasks / str(self._process.pid))
+
+    def cpu_s(self) -> float:
+        """CPU time of all threads that exist."""
+        return sum(_cpu_s(task) for task in self._tasks.iterdir())
+
+    def resident_bytes(self) -> int:
+        """Memory that is resident now."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def _tasks(self) -> Path:
+        return Path(f"/proc/{self._process.pid}/task")
+
+    def __enter__(self) -> MeasuredServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+
+def _cpu_s(task: Path) -> float:
+    # schedstat counts nanoseconds; stat would count ticks of 10 ms.
+    return int((task / "schedstat").read_text().split()[0]) / 1e9

@@ -1,0 +1,222 @@
+"""`tilemlp bench service`: what the service adds to a bare echo, engine left out.
+
+Echo and service are measured in alternating rounds of one run, because the figures of a shared
+machine drift by more than the difference; medians over rounds are reported.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.bench.clients import run_round
+from service.bench.environment import describe_environment
+from service.bench.processes import MeasuredServer
+from service.bench.stub import HIDDEN_SIZE
+from service.metrics import Metrics
+
+ROW_BYTES = 2 * HIDDEN_SIZE
+# 1 row is the smallest request, 2340 rows are 4 MiB.
+CASES = ((1, 1), (1, 16), (64, 16), (2340, 1), (2340, 8))
+SERVERS = ("echo", "tilemlp")
+_COLUMNS = [
+    "server",
+    "workers",
+    "transport",
+    "model",
+    "rows",
+    "clients",
+    "requests_per_s",
+    "gbytes_per_s",
+    "p50_us",
+    "p99_us",
+    "cpu_ms_per_request",
+    "gpu_busy",
+    "errors",
+]
+_ROUND_S = 1.0
+_ROUNDS = 5
+_SOAK_REQUESTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Medians over the rounds of one server in one case."""
+
+    server: str
+    rows: int
+    clients: int
+    requests_per_s: float
+    p50_us: float
+    p99_us: float
+    loop_us_per_request: float
+    cpu_ms_per_request: float
+    errors: int
+
+    def row(self) -> dict[str, object]:
+        """The line of the results file."""
+        gbytes = self.requests_per_s * self.rows * ROW_BYTES * 2 / 1e9
+        return {
+            "server": self.server,
+            "workers": 1,
+            "transport": "http",
+            "model": "stub",
+            "rows": self.rows,
+            "clients": self.clients,
+            "requests_per_s": round(self.requests_per_s),
+            "gbytes_per_s": round(gbytes, 3),
+            "p50_us": round(self.p50_us, 1),
+            "p99_us": round(self.p99_us, 1),
+            "cpu_ms_per_request": round(self.cpu_ms_per_request, 4),
+            "gpu_busy": "",
+            "errors": self.errors,
+        }
+
+
+def run_service_bench(results: Path, command: str, progress: Callable[[str], None]) -> list[str]:
+    """Measure all cases, write `cpu-service.csv` and `.json`, and return lines to print."""
+    servers = [MeasuredServer(name) for name in SERVERS]
+    try:
+        measured = [
+            one
+            for rows, clients in CASES
+            for one in _measure_case(servers, rows, clients, progress)
+        ]
+        progress(f"{_SOAK_REQUESTS} requests for memory growth")
+        growth = _soak(servers[1])
+    finally:
+        for server in servers:
+            server.__exit__()
+    metrics_us = _metrics_us_per_request()
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / "cpu-service.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(one.row() for one in measured)
+    summary = {
+        **describe_environment(command),
+        "rounds": _ROUNDS,
+        "loop_us_per_request": [
+            [one.server, one.rows, one.clients, round(one.loop_us_per_request, 1)]
+            for one in measured
+        ],
+        "metrics_us_per_request": round(metrics_us, 2),
+        "soak_requests": _SOAK_REQUESTS,
+        "soak_growth_bytes": growth,
+    }
+    (results / "cpu-service.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return _table(measured, metrics_us, growth)
+
+
+def _measure_case(
+    servers: list[MeasuredServer], rows: int, clients: int, progress: Callable[[str], None]
+) -> list[Measured]:
+    body = os.urandom(rows * ROW_BYTES)
+    # Warm-up, and how many requests make a round.
+    rates = [_rate(server, body, clients) for server in servers]
+    rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
+    for index in range(_ROUNDS):
+        progress(f"{rows} rows, {clients} clients, round {index + 1} of {_ROUNDS}")
+        for server, rate in zip(servers, rates, strict=True):
+            requests = max(clients, int(rate * _ROUND_S) // clients * clients)
+            rounds[server.name].append(_measure(server, body, rows, clients, requests))
+    return [_median(found) for found in rounds.values()]
+
+
+def _rate(server: MeasuredServer, body: bytes, clients: int) -> float:
+    requests = clients * 20
+    return requests / run_round(server.port, body, clients, requests).elapsed_s
+
+
+def _measure(
+    server: MeasuredServer, body: bytes, rows: int, clients: int, requests: int
+) -> Measured:
+    loop_s, cpu_s = server.loop_cpu_s(), server.cpu_s()
+    found = run_round(server.port, body, clients, requests)
+    loop_s, cpu_s = server.loop_cpu_s() - loop_s, server.cpu_s() - cpu_s
+    done = len(found.latencies_s)
+    percentiles = statistics.quantiles(found.latencies_s, n=100)
+    return Measured(
+        server=server.name,
+        rows=rows,
+        clients=clients,
+        requests_per_s=done / found.elapsed_s,
+        p50_us=percentiles[49] * 1e6,
+        p99_us=percentiles[98] * 1e6,
+        loop_us_per_request=loop_s / done * 1e6,
+        cpu_ms_per_request=cpu_s / done * 1e3,
+        errors=found.errors,
+    )
+
+
+def _median(rounds: list[Measured]) -> Measured:
+    def middle(name: str) -> float:
+        return float(statistics.median(getattr(one, name) for one in rounds))
+
+    first = rounds[0]
+    return Measured(
+        server=first.server,
+        rows=first.rows,
+        clients=first.clients,
+        requests_per_s=middle("requests_per_s"),
+        p50_us=middle("p50_us"),
+        p99_us=middle("p99_us"),
+        loop_us_per_request=middle("loop_us_per_request"),
+        cpu_ms_per_request=middle("cpu_ms_per_request"),
+        errors=sum(one.errors for one in rounds),
+    )
+
+
+def _soak(server: MeasuredServer) -> int:
+    """Growth of resident memory over many requests, after as many again to settle."""
+    body = os.urandom(ROW_BYTES)
+    run_round(server.port, body, 16, _SOAK_REQUESTS // 5)
+    before = server.resident_bytes()
+    run_round(server.port, body, 16, _SOAK_REQUESTS)
+    return server.resident_bytes() - before
+
+
+def _metrics_us_per_request() -> float:
+    """Cost of counting one request that is a batch of its own: the dearest case."""
+    metrics = Metrics(outcomes=("ok",), kernels=("stub",), build={}, peak_flops=None)
+    stages = {"h2d": 1e-5, "compute": 1e-4, "d2h": 1e-5}
+    repeats = 20_000
+    began = time.perf_counter()
+    for _ in range(repeats):
+        for stage in ("receive", "decode", "queue", "encode"):
+            metrics.stage(stage, 1e-5)
+        metrics.batch_started("idle", 1, 1)
+        metrics.batch_succeeded(
+            tokens=1, flops=1, busy_s=1e-4, kernels=(("stub", 1e-4),), stages=stages
+        )
+        metrics.request_ended("mlp", "ok", 1e-3)
+    return (time.perf_counter() - began) / repeats * 1e6
+
+
+def _table(measured: list[Measured], metrics_us: float, growth: int) -> list[str]:
+    lines = [
+        "rows  clients  server    requests/s      GB/s   p50 µs   p99 µs  loop µs/request"
+        "  against echo"
+    ]
+    for echo, ours in zip(measured[::2], measured[1::2], strict=True):
+        for one in (echo, ours):
+            gbytes = one.row()["gbytes_per_s"]
+            against = ""
+            if one is ours:
+                added = ours.loop_us_per_request - echo.loop_us_per_request
+                ratio = ours.loop_us_per_request / echo.loop_us_per_request
+                against = f"{added:+.0f} µs, {ratio:.2f}x"
+            lines.append(
+                f"{one.rows:4d}  {one.clients:7d}  {one.server:8s}  {one.requests_per_s:10.0f}"
+                f"  {gbytes:8}  {one.p50_us:7.0f}  {one.p99_us:7.0f}"
+                f"  {one.loop_us_per_request:15.0f}  {against}"
+            )
+    lines.append(f"metrics: {metrics_us:.1f} µs per request that is a batch of its own")
+    lines.append(f"memory: {growth / 1024:+.0f} KiB over {_SOAK_REQUESTS} requests")
+    return lines

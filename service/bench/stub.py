@@ -1,0 +1,86 @@
+"""Servers to measure: the service around an engine that costs nothing, and a bare echo.
+
+`python -m service.bench.stub tilemlp` and `… echo` listen on a free port and print it as the
+server's log does. Both answer a body with the same body.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import uvicorn
+
+from service.config import load_settings
+from service.engine.base import Batch, BatchReport, DType, ModelSpec
+from service.log import configure_logging
+from service.server import serve
+
+HIDDEN_SIZE = 896
+
+
+class StubEngine:
+    """Answers every request with its own rows, so that only the service is measured."""
+
+    backend = "stub"
+    device = "none"
+    concurrency = 1
+    kernels = ("stub",)
+    peak_flops: float | None = None
+    model = ModelSpec("stub", HIDDEN_SIZE, HIDDEN_SIZE, (0,), "silu", DType.BF16)
+
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Nothing to warm."""
+
+    def run(self, batch: Batch) -> BatchReport:
+        """Copy."""
+        for segment in batch.segments:
+            segment.output[:] = segment.input
+        return BatchReport("stub", (("stub", 0.0),), {"h2d": 0.0, "compute": 0.0, "d2h": 0.0})
+
+    def self_test(self) -> None:
+        """Nothing to test."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:  # noqa: ANN401
+    """The least that any Python server does: read the body, send it back."""
+    if scope["type"] != "http":
+        return
+    chunks = []
+    more = True
+    while more:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    headers = [
+        (b"content-type", b"application/octet-stream"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def main(server: str) -> int:
+    """Run one of the two until SIGTERM."""
+    configure_logging("info")
+    if server == "tilemlp":
+        return serve(load_settings(port=0, drain_delay_s=0.0), StubEngine())
+    uvicorn.run(
+        echo,
+        port=0,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,124 @@
+"""One load in several processes, started together and counted as one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from service.errors import StartError
+from service.load.driver import REPORT_INTERVAL_S, OnReport
+from service.load.plan import Plan
+from service.load.runner import run_plan
+from service.load.tally import Tally
+
+_STOP_TIMEOUT_S = 5.0
+
+# From a process: that it is ready, what it counted so far, what it counted in all, or why it
+# cannot start.
+_Message = tuple[str, Tally | str | None]
+
+
+def run_plans(plans: Sequence[Plan], on_report: OnReport | None = None) -> Tally:
+    """Run every plan in a process of its own and add up what they counted.
+
+    A single plan that nobody watches runs in this process. One that is watched does not: drawing
+    takes milliseconds, which would show as latency.
+
+    Raises:
+        StartError: a process cannot make its connections, or it ended early.
+    """
+    if len(plans) == 1 and on_report is None:
+        return run_plan(plans[0])
+    with _processes(plans) as pipes:
+        for number, pipe in enumerate(pipes):
+            _receive(pipe, number)  # that it is ready
+        for pipe in pipes:
+            pipe.send(None)
+        return _collect(pipes, on_report)
+
+
+@contextmanager
+def _processes(plans: Sequence[Plan]) -> Iterator[list[Connection]]:
+    # Not forked: threads of the parent (a progress bar, numpy's) do not survive that well.
+    context = multiprocessing.get_context("spawn")
+    running: list[SpawnProcess] = []
+    pipes: list[Connection] = []
+    try:
+        for plan in plans:
+            mine, theirs = context.Pipe()
+            pipes.append(mine)
+            process = context.Process(target=_work, args=(plan, theirs), daemon=True)
+            process.start()
+            running.append(process)
+            theirs.close()  # or the end of the process would not end the pipe
+        yield pipes
+        for process in running:
+            process.join(_STOP_TIMEOUT_S)
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in running:
+            process.terminate()
+            process.join(_STOP_TIMEOUT_S)
+
+
+def _collect(pipes: Sequence[Connection], on_report: OnReport | None) -> Tally:
+    latest = [Tally() for _ in pipes]
+    unfinished = {pipe: number for number, pipe in enumerate(pipes)}
+    next_report_s = time.monotonic()
+    while unfinished:
+        for pipe in wait(list(unfinished)):
+            assert isinstance(pipe, Connection)
+            number = unfinished[pipe]
+            kind, tally = _receive(pipe, number)
+            assert isinstance(tally, Tally)
+            latest[number] = tally
+            if kind == "done":
+                del unfinished[pipe]
+        if on_report is not None and time.monotonic() >= next_report_s:
+            next_report_s = time.monotonic() + REPORT_INTERVAL_S
+            on_report(_sum(latest))
+    return _sum(latest)
+
+
+def _sum(tallies: Sequence[Tally]) -> Tally:
+    everything = Tally()
+    for tally in tallies:
+        everything.merge(tally)
+    return everything
+
+
+def _receive(pipe: Connection, number: int) -> _Message:
+    try:
+        message: _Message = pipe.recv()
+    except (EOFError, OSError):
+        raise StartError(f"load process {number} ended before it was done") from None
+    kind, content = message
+    if kind == "refused":
+        raise StartError(str(content))
+    return message
+
+
+def _work(plan: Plan, pipe: Connection) -> None:
+    """Entry point of a process."""
+    # Ctrl-C goes to the whole process group; the parent ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def on_ready() -> None:
+        pipe.send(("ready", None))
+        pipe.recv()  # blocks the event loop, on which nothing is to happen yet
+
+    def on_report(tally: Tally) -> None:
+        pipe.send(("so far", tally))
+
+    try:
+        pipe.send(("done", run_plan(plan, on_ready, on_report)))
+    except StartError as error:
+        pipe.send(("refused", str(error)))
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone, and with it whoever wanted to know

@@ -1,0 +1,104 @@
+"""The blocks of README.md that come from code and results files: `python -m service.readme`.
+
+A block stands between `<!-- name -->` and `<!-- /name -->`; what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from service.config import Settings
+from service.errors import outcomes
+from service.metrics import Metrics
+
+RESULTS = Path(__file__).parent / "bench" / "results"
+
+
+def settings_table() -> str:
+    """Every setting with variable, default and meaning; flags are named alike."""
+    rows = []
+    for name, info in Settings.model_fields.items():
+        default = "" if info.default is None else f"`{info.default}`"
+        flag = name.replace("_", "-")
+        rows.append((f"`MLP_{name.upper()}`", f"`--{flag}`", default, info.description or ""))
+    return _table(("variable", "flag", "default", "meaning"), rows)
+
+
+def metrics_table() -> str:
+    """Every metric with labels, type and meaning."""
+    metrics = Metrics(outcomes=outcomes(), kernels=("reference",), build={}, peak_flops=0.0)
+    rows = [(f"`{name}`", kind, text) for name, kind, text in metrics.catalogue()]
+    return _table(("metric", "type", "meaning"), rows)
+
+
+def service_bench_table() -> str:
+    """What `tilemlp bench service` last wrote, with where and how."""
+    about = json.loads((RESULTS / "cpu-service.json").read_text())
+    with (RESULTS / "cpu-service.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    loop = {tuple(entry[:3]): entry[3] for entry in about["loop_us_per_request"]}
+    rows = []
+    for one in found:
+        key = (one["server"], int(one["rows"]), int(one["clients"]))
+        echo = loop["echo", key[1], key[2]]
+        against = f"{loop[key] - echo:+.0f} µs, {loop[key] / echo:.2f}×" if key[0] != "echo" else ""
+        rows.append(
+            (
+                one["rows"],
+                one["clients"],
+                one["server"],
+                one["requests_per_s"],
+                one["gbytes_per_s"],
+                one["p50_us"],
+                one["p99_us"],
+                f"{loop[key]:.0f}",
+                against,
+            )
+        )
+    header = ("rows", "clients", "server", "requests/s", "GB/s", "p50 µs", "p99 µs")
+    table = _table((*header, "event loop µs/request", "against echo"), rows)
+    growth = about["soak_growth_bytes"] / 1024
+    return (
+        f"{table}\n\n{about['machine']}, Python {about['python']}, uvicorn "
+        f"{about['versions']['uvicorn']}, commit {about['commit']}, {about['date'][:10]}, "
+        f"`{about['command']}`, medians of {about['rounds']} alternating rounds; GB/s both ways. "
+        f"Counting in the metrics takes {about['metrics_us_per_request']} µs of a request that is "
+        f"a batch of its own. Resident memory changed by {growth:+.0f} KiB over "
+        f"{about['soak_requests']} requests."
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "metrics": metrics_table,
+    "service bench": service_bench_table,
+}
+
+
+def render(text: str) -> str:
+    """The text with every block replaced by what code and results say now."""
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
+        content = f"{begin}\n{block()}\n{end}"
+        text, count = pattern.subn(lambda _, content=content: content, text)  # type: ignore[misc]
+        if count != 1:
+            raise ValueError(f"README: block {name!r} must stand there once, stands {count} times")
+    return text
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(render(path.read_text()))

@@ -1,0 +1,133 @@
+"""Bytes that are no request at all, or barely one: never a 500, and the server lives."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.e2e.raw_http import Closed, RawConnection, head
+from tests.e2e.scrape import wait_at_rest
+from tests.servers import is_ready
+
+_GARBAGE = [
+    b"\x00\x01\x02\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # the hello of TLS
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"POST\r\n\r\n",
+    b"POST /mlp HTTP\r\n\r\n",
+    b"POST /mlp HTTP/9.9\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nno colon here\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nContent-Length: 9999999999999999999999\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 64\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /mlp HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    b"POST /mlp HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+    b"POST /mlp HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+    b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\n\r\n",
+    b"CONNECT host:1 HTTP/1.1\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("data", _GARBAGE, ids=range(len(_GARBAGE)))
+def test_garbage_is_refused(service, data):
+    with RawConnection(service.url) as connection:
+        connection.send(data)
+        try:
+            assert connection.read().status == 400
+        except Closed:
+            pass
+        else:
+            assert connection.is_closed()
+    wait_at_rest(service.url)
+    assert is_ready(service.url)
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        head("/nope?%ff=%fe", method="GET"),
+        b"GET /nope HTTP/1.1\r\nHost: [\r\n\r\n",
+        b"GET /nope HTTP/1.1\r\nHost: a:b:c@d/e?f#g\r\n\r\n",
+        b"GET /nope HTTP/1.1\r\nHost: \xff\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /v2/models/%00/ready HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n",
+        head("/mlp?model=%ED%A0%80", length=0),
+        head("/mlp?model=" + "m" * 50_000, length=0),
+    ],
+)
+def test_strange_paths_and_hosts_are_404(service, request_head):
+    with RawConnection(service.url) as connection:
+        connection.send(request_head)
+        answer = connection.read()
+    assert answer.status == 404
+    assert answer.json()["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content_type": "\xff\xfe"},
+        {"content_type": ";;;"},
+        {"accept": "\xff"},
+        {"accept": ";q=" + "9" * 5000},
+        {"accept": "a/b;" * 3000},
+        {"accept_encoding": "\xff"},
+        {"content_encoding": "\xff"},
+        {"x_tensor_dtype": "\xff"},
+        {"x_tensor_shape": "1," * 20_000},
+        {"x_tensor_shape": "9" * 20_000},
+        {"x_tensor_shape": "٣,16"},
+        {"x_request_timeout_ms": "9" * 5000},
+        {"x_request_id": "\xff" * 5000},
+        {"authorization": "\xff"},
+        {"inference_header_content_length": "\xff"},
+    ],
+    ids=lambda headers: next(iter(headers)),
+)
+@pytest.mark.parametrize("path", ["/mlp", "/v2/models/tiny/infer"])
+def test_strange_headers_are_the_clients_fault(service, path, headers):
+    given = {name: value.encode().decode("latin-1") for name, value in headers.items()}
+    with RawConnection(service.url) as connection:
+        connection.send(head(path, length=0, **given))
+        answer = connection.read()
+    assert answer.status < 500
+    assert len(answer.body) < 1000
+
+
+def test_upgrade_is_declined_politely(service):
+    with RawConnection(service.url) as connection:
+        connection.send(head("/health/live", method="GET", connection="Upgrade", upgrade="h2c"))
+        assert connection.read().status == 200
+
+
+def test_random_bytes(service):
+    for _ in range(100):
+        with RawConnection(service.url, timeout_s=5) as connection:
+            connection.send(os.urandom(200) + b"\r\n\r\n")
+            try:
+                assert connection.read().status == 400
+            except Closed:
+                pass
+    assert is_ready(service.url)
+
+
+def test_random_damage_to_a_request_head(service):
+    good = head("/mlp", length=0, x_tensor_dtype="fp32", accept="*/*")
+    generator = __import__("random").Random(0)
+    for _ in range(200):
+        data = bytearray(good)
+        for _ in range(generator.randint(1, 3)):
+            data[generator.randrange(len(data) - 4)] = generator.randrange(256)
+        with RawConnection(service.url, timeout_s=0.5) as connection:
+            connection.send(bytes(data))
+            try:
+                assert connection.read().status < 500, bytes(data)
+            except (Closed, TimeoutError):
+                # Closed, or made to announce a body: both are fine.
+                pass
+    wait_at_rest(service.url)
