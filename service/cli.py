@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from service import __version__
 from service.config import Settings, load_settings, parse_layers
+from service.engine.base import DType, Output
 from service.errors import StartError
 from service.log import configure_logging
 
@@ -118,6 +119,86 @@ def doctor() -> None:
         typer.echo(f"{what + ':':12}{found}")
     if not fine:
         raise typer.Exit(_EXIT_REFUSED)
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="Served name; by default the service's only model.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of the model.")] = None,
+    output: Annotated[Output, typer.Option(help="Which tensor to ask for.")] = Output.MLP,
+    dtype: Annotated[DType, typer.Option(help="Element type on the wire.")] = DType.BF16,
+    rows: Annotated[
+        str, typer.Option(help="Rows per request, or a weighted mix: 1:0.7,64:0.25,512:0.05")
+    ] = "1",
+    connections: Annotated[
+        int, typer.Option(help="Connections; in the closed loop also the requests in flight.")
+    ] = 8,
+    rate_per_s: Annotated[
+        float | None,
+        typer.Option(help="Open loop: mean Poisson arrivals per second. Without it, closed loop."),
+    ] = None,
+    duration_s: Annotated[float, typer.Option(help="Measured seconds of each load.")] = 10.0,
+    warm_up_s: Annotated[float, typer.Option(help="Seconds under load before that.")] = 2.0,
+    timeout_s: Annotated[float, typer.Option(help="Longest seconds for one answer.")] = 30.0,
+    max_backlog_requests: Annotated[
+        int, typer.Option(help="Open loop: arrivals that may wait for a connection.")
+    ] = 10_000,
+    processes: Annotated[int, typer.Option(help="Client processes that share the work.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of payloads, mix and arrivals.")] = 0,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MLP_API_KEY", help="The service's key, if it has one.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the whole report to this file.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure a series of loads up to the given one and draw them here (PNG)."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="No live progress.")] = False,
+) -> None:
+    """Load-test a running service, checking every answer.
+
+    Exits with 1 when there were errors or wrong answers.
+    """
+    from service.load.options import LoadOptions, parse_rows
+    from service.load.render import render_report
+    from service.load.report import write_json
+    from service.load.run import run_load
+
+    options = LoadOptions(
+        url=url,
+        model=model,
+        layer=layer,
+        output=output,
+        dtype=dtype,
+        rows=parse_rows(rows),
+        connections=connections,
+        rate_per_s=rate_per_s,
+        sweep=plot is not None,
+        duration_s=duration_s,
+        warm_up_s=warm_up_s,
+        timeout_s=timeout_s,
+        max_backlog_requests=max_backlog_requests,
+        processes=processes,
+        seed=seed,
+        api_key=api_key,
+        quiet=quiet,
+    )
+    report = run_load(options)
+    typer.echo(render_report(report))
+    if json is not None:
+        write_json(report, json)
+    if plot is not None:
+        # Matplotlib is an extra.
+        from service.load.plot import plot_report
+
+        plot_report(report, plot)
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 bench = typer.Typer(help="Benchmarks; their results files are what the README shows.")

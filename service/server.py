@@ -62,6 +62,18 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port and the connections, by force where they would outlive the grace."""
+        await super().shutdown(sockets)
+        cut = list(self.server_state.connections)
+        if cut:
+            logger.error("drain: %d connections had not taken their answer, cut", len(cut))
+            self.exit_status = 1
+        for connection in cut:
+            connection.transport.abort()
+        # One turn of the loop, in which the transports are told.
+        await asyncio.sleep(0)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain first. uvicorn would close the port at once, and then die of it."""
         del sig, frame

@@ -36,7 +36,8 @@ class MeasuredServer:
             seen.append(line.decode(errors="replace"))
             if found := _LISTENING.search(line):
                 # Whatever else it logs must not fill the pipe and stop it.
-                threading.Thread(target=log.read, daemon=True).start()
+                self._drain = threading.Thread(target=log.read, daemon=True)
+                self._drain.start()
                 return int(found.group(1))
         raise StartError(f"server: {self.name} did not start:\n{''.join(seen)}")
 
@@ -63,6 +64,9 @@ class MeasuredServer:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(30)
+        self._drain.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
 
 def _cpu_s(task: Path) -> float:

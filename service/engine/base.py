@@ -155,7 +155,7 @@ class Engine(Protocol):
         """Fill every segment's output."""
 
     def self_test(self) -> None:
-        """Run a known input on every resident layer; raises EngineError on a wrong answer."""
+        """Run a known input, briefly; raises EngineError on a wrong answer."""
 
     def close(self) -> None:
         """Let go of the device. `run` is not called afterwards."""

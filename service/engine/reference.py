@@ -133,10 +133,10 @@ class ReferenceEngine:
         )
 
     def self_test(self) -> None:
-        """Run a known input on every resident layer.
+        """Run a known input on one resident layer; each call takes the next.
 
         Raises:
-            EngineError: an answer changed; the message names the layer and the deviation.
+            EngineError: its answer changed; the message names the layer and the deviation.
             EngineDead: the device can run nothing any more.
         """
         self._known_answers.check()

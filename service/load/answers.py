@@ -37,7 +37,7 @@ from service.load.reader import Answer
 
 TOLERANCE = 2.0**-6
 
-# Up to here every element of every answer is compared: some 0.2 ms. Of a larger answer it is as many
+# Up to here every element of every answer is compared: some 0.2 ms. Of a larger one it is as many
 # rows as fit, the following ones each time: a mix-up of requests changes every row, so it is always
 # seen, and comparing megabytes at once would be milliseconds that look like latency.
 _BYTES_AT_ONCE = 128 << 10

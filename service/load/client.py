@@ -33,6 +33,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reader = AnswerReader()
         self._busy = False
+        self._is_given_up = False
 
     @property
     def is_open(self) -> bool:
@@ -49,6 +50,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once and tell nobody."""
         self._busy = False
+        self._is_given_up = True
         if self._transport is not None:
             transport, self._transport = self._transport, None
             transport.abort()
@@ -59,6 +61,8 @@ class Connection(asyncio.BufferedProtocol):
         """Be ready to send."""
         # A cast, since uvloop's transports derive from asyncio's in behaviour only.
         self._transport = cast(asyncio.Transport, transport)
+        if self._is_given_up:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report a close that did not come from here."""
@@ -108,6 +112,15 @@ async def connect(owner: Owner, address: Address, timeout_s: float) -> Connectio
         asyncio.TimeoutError: it cannot be made in time.
     """
     loop = asyncio.get_running_loop()
-    made = loop.create_connection(lambda: Connection(owner), address.host, address.port)
-    _, connection = await asyncio.wait_for(made, timeout_s)
+    connection = Connection(owner)
+    is_made = False
+    try:
+        made = loop.create_connection(lambda: connection, address.host, address.port)
+        await asyncio.wait_for(made, timeout_s)
+        is_made = True
+    finally:
+        # Timed out or cancelled, it may come to be all the same, and nobody would know of it; uvloop
+        # does not close a loop that still has a connection.
+        if not is_made:
+            connection.abort()
     return connection

@@ -83,14 +83,11 @@ class Driver(ABC):
         for first in range(0, self.plan.connections, _CONNECT_AT_ONCE):
             count = min(_CONNECT_AT_ONCE, self.plan.connections - first)
             made = [connect(self, options.address, options.timeout_s) for _ in range(count)]
-            try:
-                self.connections.update(await asyncio.gather(*made))
-            except (OSError, asyncio.TimeoutError) as error:
-                reason = str(error) or f"no answer within {options.timeout_s:g} s"
-                raise StartError(
-                    f"connections: {self.plan.connections} to {options.address.authority} "
-                    f"cannot be made: {reason}"
-                ) from None
+            results = await asyncio.gather(*made, return_exceptions=True)
+            self.connections.update(item for item in results if isinstance(item, Connection))
+            for error in results:
+                if isinstance(error, BaseException):
+                    raise self._cannot_connect(error) from None
 
     async def run(self, on_report: OnReport | None) -> None:
         """Run the load: warm up, measure, wait for what is still under way."""
@@ -113,11 +110,14 @@ class Driver(ABC):
 
     async def close(self) -> None:
         """Close all connections, whatever they are at."""
-        for connection in self.connections:
-            connection.abort()
+        self.end_ns = 0
+        self.give_up()
+        # Before the connections, since asyncio.wait_for may return one although it was cancelled.
         for task in self._reconnecting:
             task.cancel()
         await asyncio.gather(*self._reconnecting, return_exceptions=True)
+        for connection in self.connections:
+            connection.abort()
 
     def send(self, connection: Connection, payload: Payload, due_ns: int) -> None:
         """Send a request that was due at that time."""
@@ -211,6 +211,16 @@ class Driver(ABC):
                 return
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_RECONNECT_S)
+
+    def _cannot_connect(self, error: BaseException) -> BaseException:
+        if not isinstance(error, (OSError, asyncio.TimeoutError)):
+            return error
+        options = self.plan.options
+        reason = str(error) or f"no answer within {options.timeout_s:g} s"
+        return StartError(
+            f"connections: {self.plan.connections} to {options.address.authority} cannot be made: "
+            f"{reason}"
+        )
 
     async def _try_to_connect(self) -> Connection | None:
         options = self.plan.options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 
 from starlette.types import Message, Receive
 
@@ -56,6 +57,17 @@ async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> 
             received = end
             if not message.get("more_body", False):
                 return received
+
+
+async def discard(receive: Receive, timeout_s: float) -> None:
+    """Read what comes of a body, and drop it, for timeout_s at most.
+
+    Closing a connection with unread data resets it, and a client that is still sending would see
+    that instead of the answer.
+    """
+    with suppress(ReceiveTimeout), _Expiry(timeout_s):
+        while (await receive()).get("more_body", False):
+            pass
 
 
 class _Expiry:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from starlette.types import Send
 
@@ -11,6 +13,7 @@ from service.engine.base import Buffer
 from service.errors import ServiceError
 
 RawHeaders = list[tuple[bytes, bytes]]
+Linger: TypeAlias = Callable[[], Awaitable[None]]
 
 # Below this, joining the pieces costs less than another write to the socket.
 _JOIN_BYTES = 64 << 10
@@ -29,8 +32,13 @@ class Reply:
     headers: RawHeaders
     chunks: list[Buffer]
 
-    async def send(self, send: Send) -> None:
-        """Hand the answer to the transport."""
+    async def send(self, send: Send, linger: Linger | None = None) -> None:
+        """Hand the answer to the transport.
+
+        Args:
+            send: The server's.
+            linger: Awaited when all is sent, before the server may close the connection.
+        """
         sizes = [len(chunk) for chunk in self.chunks]
         total = sum(sizes)
         chunks = self.chunks
@@ -40,7 +48,11 @@ class Reply:
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         last = len(chunks) - 1
         for index, chunk in enumerate(chunks):
-            await send({"type": "http.response.body", "body": chunk, "more_body": index < last})
+            more = index < last or linger is not None
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+        if linger is not None:
+            await linger()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def error_headers(error: ServiceError) -> dict[str, str]:

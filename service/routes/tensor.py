@@ -31,8 +31,9 @@ from service.errors import (
     ServiceError,
     TooLarge,
     Unauthorized,
+    Unavailable,
 )
-from service.routes.body import parse_content_length, receive_into, too_large
+from service.routes.body import discard, parse_content_length, receive_into, too_large
 from service.routes.replies import RawHeaders, Reply, error_reply, internal_error
 from service.runtime import Runtime
 from service.wire.compression import inflate
@@ -47,6 +48,9 @@ _WATCH_AFTER_S = 0.002
 # Parsing, printing or compressing more than this on the event loop would delay everybody else by
 # over 1 ms.
 _OFF_LOOP_BYTES = 32 << 10
+
+# For the rest of a body that is refused, before its connection is closed.
+_DISCARD_S = 1.0
 
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
 _id_prefix = os.urandom(6).hex().encode()
@@ -112,16 +116,23 @@ class TensorEndpoint:
         headers: Headers = dict(scope["headers"])
         request_id = _request_id(headers)
         outcome = ServiceError.code
+        refused = True
         try:
             with self._runtime.in_progress:
-                reply = await self._serve(scope, headers, receive, request_id)
+                head, encoding, lease = self._admit(scope, headers)
+                refused = False
+                reply = await self._serve(head, encoding, lease, receive, request_id)
                 await reply.send(send)
             outcome = OUTCOME_OK
         except Cancelled as error:
             outcome = error.code
         except ServiceError as error:
             outcome = error.code
-            await error_reply(error, [(b"x-request-id", request_id)]).send(send)
+            reply = error_reply(error, [(b"x-request-id", request_id)])
+            if refused and _closes(error, scope, headers):
+                await reply.send(send, lambda: discard(receive, _DISCARD_S))
+            else:
+                await reply.send(send)
         except asyncio.CancelledError:
             outcome = Cancelled.code
             raise
@@ -131,15 +142,37 @@ class TensorEndpoint:
         finally:
             self._runtime.metrics.request_ended(self._api, outcome, time.perf_counter() - began)
 
-    async def _serve(
-        self, scope: Scope, headers: Headers, receive: Receive, request_id: bytes
-    ) -> Reply:
-        runtime = self._runtime
-        runtime.health.require_ready()
+    def _admit(self, scope: Scope, headers: Headers) -> tuple[Head, Encoding | None, Lease]:
+        """All that is decided before a byte of the body is read."""
+        self._runtime.health.require_ready()
         require_key(self._api_key, headers)
         head = self._read_head(scope, headers)
         encoding = parse_content_encoding(_text(headers, b"content-encoding"))
-        lease = self._admit(head, parse_content_length(headers.get(b"content-length")), encoding)
+        content_length = parse_content_length(headers.get(b"content-length"))
+        return head, encoding, self._lease(head, content_length, encoding)
+
+    def _lease(self, head: Head, content_length: int | None, encoding: Encoding | None) -> Lease:
+        """Room for the body; where its size is not known from the headers, for the largest."""
+        settings = self._runtime.settings
+        limit = settings.max_body_bytes
+        if content_length is not None and content_length > limit:
+            raise too_large(limit, str(content_length))
+        if content_length is None or encoding is not None:
+            return self._runtime.admission.admit(settings.max_batch_tokens, limit)
+        tokens = head.tokens_at_most(content_length)
+        # What turns out to hold more rows than a batch is refused after decoding.
+        tokens = min(tokens, settings.max_batch_tokens)
+        return self._runtime.admission.admit(tokens, content_length)
+
+    async def _serve(
+        self,
+        head: Head,
+        encoding: Encoding | None,
+        lease: Lease,
+        receive: Receive,
+        request_id: bytes,
+    ) -> Reply:
+        runtime = self._runtime
         try:
             began = time.perf_counter()
             body = await self._receive(receive, lease, encoding)
@@ -160,19 +193,6 @@ class TensorEndpoint:
         )
         runtime.metrics.stage("encode", time.perf_counter() - began)
         return reply
-
-    def _admit(self, head: Head, content_length: int | None, encoding: Encoding | None) -> Lease:
-        """Room for the body; where its size is not known from the headers, for the largest."""
-        settings = self._runtime.settings
-        limit = settings.max_body_bytes
-        if content_length is not None and content_length > limit:
-            raise too_large(limit, str(content_length))
-        if content_length is None or encoding is not None:
-            return self._runtime.admission.admit(settings.max_batch_tokens, limit)
-        tokens = head.tokens_at_most(content_length)
-        # What turns out to hold more rows than a batch is refused after decoding.
-        tokens = min(tokens, settings.max_batch_tokens)
-        return self._runtime.admission.admit(tokens, content_length)
 
     async def _receive(
         self, receive: Receive, lease: Lease, encoding: Encoding | None
@@ -311,6 +331,15 @@ def _ranges(layers: tuple[int, ...]) -> str:
         else:
             runs.append([layer, layer])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _closes(error: ServiceError, scope: Scope, headers: Headers) -> bool:
+    """Whether the server closes the connection behind an error, rather than read on."""
+    return (
+        isinstance(error, Unavailable)
+        or scope["http_version"] == "1.0"
+        or headers.get(b"connection", b"").lower() == b"close"
+    )
 
 
 def _request_id(headers: Headers) -> bytes:

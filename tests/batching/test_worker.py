@@ -1,0 +1,229 @@
+"""The engine's threads: outcomes reach the loop, nothing kills a thread, stop waits for batches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from service.batching.admission import Admission
+from service.batching.arena import Arena
+from service.batching.batcher import Outcome
+from service.batching.request import PendingRequest
+from service.batching.worker import EngineWorker
+from service.engine.base import DType, Output
+from service.errors import EngineDead
+from tests.engines import HIDDEN, FakeEngine, expected
+from tests.servers import wait_until
+
+TIMEOUT_S = 10
+
+
+def member(rows: np.ndarray, *, layer: int = 0, output: Output = Output.MLP) -> PendingRequest:
+    admission = Admission(Arena(0), max_queue_tokens=1000, max_queue_bytes=1 << 20)
+    lease = admission.admit(len(rows), rows.nbytes)
+    lease.slot.view[:] = rows.tobytes()
+    width = HIDDEN if output is Output.MLP else 2 * HIDDEN
+    return PendingRequest(
+        layer=layer,
+        output=output,
+        tokens=len(rows),
+        data=lease.slot.view,
+        dtype=DType.FP32,
+        output_dtype=DType.FP16,
+        output_nbytes=len(rows) * width * 2,
+        lease=lease,
+    )
+
+
+def rows(tokens: int, first: float = 0.0) -> np.ndarray:
+    count = tokens * HIDDEN
+    return (np.arange(count, dtype="<f4") / 8 + first).reshape(tokens, HIDDEN)
+
+
+def start(worker: EngineWorker, *members: PendingRequest) -> asyncio.Future[Outcome]:
+    """Start a batch; the future gets the outcome, and fails if `done` comes on another thread."""
+    loop, here = asyncio.get_running_loop(), threading.get_ident()
+    future: asyncio.Future[Outcome] = loop.create_future()
+
+    def done(outcome: Outcome) -> None:
+        assert threading.get_ident() == here
+        future.set_result(outcome)
+
+    worker.start(members, done)
+    return future
+
+
+async def within(future: asyncio.Future):
+    return await asyncio.wait_for(future, TIMEOUT_S)
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("engine-")]
+
+
+def test_members_get_their_own_rows_in_their_own_dtype():
+    async def main() -> None:
+        worker = EngineWorker(FakeEngine())
+        inputs = [rows(3), rows(1, 50.0), rows(2, -7.0)]
+        members = [member(x, layer=0, output=Output.GATED) for x in inputs]
+        report, outputs = await within(start(worker, *members))
+        assert report.kernel == "fake"
+        for x, data in zip(inputs, outputs, strict=True):
+            answer = np.frombuffer(data, "<f2").reshape(len(x), 2 * HIDDEN)
+            np.testing.assert_array_equal(answer, expected(x, 0, Output.GATED).astype("<f2"))
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_every_answer_lies_in_memory_of_its_own():
+    async def main() -> None:
+        worker = EngineWorker(FakeEngine())
+        request = member(rows(2))
+        _, (first,) = await within(start(worker, request))
+        before = bytes(first)
+        request.data[:] = rows(2, 9.0).tobytes()
+        _, (second,) = await within(start(worker, request))
+        assert bytes(first) == before != bytes(second)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no"), EngineDead("poisoned"), KeyboardInterrupt(), SystemExit(3), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_the_engine_raises_is_the_outcome_and_the_thread_lives_on(error: BaseException):
+    async def main() -> None:
+        engine = FakeEngine()
+        worker = EngineWorker(engine)
+        engine.fail_next = error
+        assert await within(start(worker, member(rows(1)))) is error
+        outcome = await within(start(worker, member(rows(1))))
+        assert isinstance(outcome, tuple)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_memory_that_cannot_be_had_fails_the_batch_only():
+    async def main() -> None:
+        worker = EngineWorker(FakeEngine())
+        huge = member(rows(1))
+        huge.output_nbytes = 1 << 60
+        assert isinstance(await within(start(worker, huge)), MemoryError)
+        assert isinstance(await within(start(worker, member(rows(1)))), tuple)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_one_thread_per_batch_that_the_engine_runs_at_once():
+    async def main() -> None:
+        engine = FakeEngine(concurrency=2)
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        futures = [start(worker, member(rows(1))) for _ in range(3)]
+        for _ in range(2):
+            assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
+        # The third waits for a thread, and none of this blocks the loop.
+        assert not engine.started.acquire(timeout=0.05)
+        engine.gate.set()
+        outcomes = [await within(future) for future in futures]
+        assert all(isinstance(outcome, tuple) for outcome in outcomes)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_a_call_returns_or_raises_where_it_is_awaited():
+    async def main() -> None:
+        engine = FakeEngine()
+        worker = EngineWorker(engine)
+        names: list[str] = []
+        await within(worker.call(lambda: names.append(threading.current_thread().name)))
+        assert names == ["engine-0"]
+        engine.self_test_error = EngineDead("poisoned")
+        with pytest.raises(EngineDead, match="poisoned"):
+            await within(worker.call(engine.self_test))
+        engine.self_test_error = None
+        await within(worker.call(engine.self_test))
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_a_call_whose_caller_has_gone_is_made_all_the_same():
+    async def main() -> None:
+        worker = EngineWorker(FakeEngine())
+        gate, made = threading.Event(), threading.Event()
+        blocked = worker.call(lambda: gate.wait(TIMEOUT_S))
+        abandoned = worker.call(made.set)
+        abandoned.cancel()
+        gate.set()
+        await within(blocked)
+        await within(worker.call(lambda: None))
+        assert made.is_set()
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3])
+def test_stop_lets_batches_end_then_closes_the_engine_and_ends_the_threads(concurrency: int):
+    async def main() -> None:
+        engine = FakeEngine(concurrency=concurrency)
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        running = start(worker, member(rows(1)))
+        assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
+        waiting = [start(worker, member(rows(1))) for _ in range(3)]
+        stopping = asyncio.ensure_future(worker.stop())
+        await asyncio.sleep(0.05)
+        assert not engine.closed, "closed under a running batch"
+        engine.gate.set()
+        await within(stopping)
+        assert engine.closed
+        assert all(future.done() for future in (running, *waiting))
+
+    before = len(engine_threads())
+    asyncio.run(main())
+    wait_until(lambda: len(engine_threads()) == before)
+
+
+def test_stop_says_what_closing_raised():
+    class Stuck(FakeEngine):
+        def close(self) -> None:
+            raise RuntimeError("device is busy")
+
+    async def main() -> None:
+        worker = EngineWorker(Stuck(concurrency=2))
+        with pytest.raises(RuntimeError, match="device is busy"):
+            await within(asyncio.ensure_future(worker.stop()))
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_outlives_the_loop_is_forgotten():
+    """As with a dead engine, which nobody waits for; the thread must not die of it loudly."""
+    engine = FakeEngine()
+
+    async def main() -> EngineWorker:
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        start(worker, member(rows(1)))
+        assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
+        return worker
+
+    worker = asyncio.run(main())
+    engine.gate.set()
+    # The same thread takes the next job; pytest fails a test in which a thread died of an error.
+    done = threading.Event()
+    worker._jobs.put(done.set)
+    assert done.wait(TIMEOUT_S)
+    worker._jobs.put(None)
