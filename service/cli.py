@@ -16,7 +16,7 @@ from rich.progress import Progress
 from service import __version__
 from service.config import Settings, load_settings, parse_layers
 from service.engine.base import DType, Output
-from service.errors import StartError
+from service.errors import ConfigError, StartError
 from service.log import configure_logging
 
 app = typer.Typer(
@@ -73,13 +73,13 @@ def _flag_help(name: str, info: FieldInfo) -> str:
 @settings_flags
 def serve(**flags: Any) -> None:  # noqa: ANN401 - typed by settings_flags
     """Load the weights and serve them until SIGTERM."""
-    # Imported here so that `tilemlp load --help` does not wait for torch.
-    from service.engine.create import create_engine
-    from service.server import serve as run
-
     settings = load_settings(**flags)
     configure_logging(settings.log_level)
     layers = None if settings.layers is None else parse_layers(settings.layers)
+    # Imported here so that neither `tilemlp load --help` nor a wrong setting waits for torch.
+    from service.engine.create import create_engine
+    from service.server import serve as run
+
     with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
         task = bar.add_task("loading layers", total=None)
         engine, reason = create_engine(
@@ -188,14 +188,17 @@ def load(
         api_key=api_key,
         quiet=quiet,
     )
+    # What could not be written or drawn in the end is said before the load, not after it.
+    for name, path in (("json", json), ("plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{name}: must be in a directory that exists, is {path}")
+    if plot is not None:
+        from service.load.plot import plot_report
     report = run_load(options)
     typer.echo(render_report(report))
     if json is not None:
         write_json(report, json)
     if plot is not None:
-        # Matplotlib is an extra.
-        from service.load.plot import plot_report
-
         plot_report(report, plot)
     if not report.ok:
         raise typer.Exit(1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import ConfigError
@@ -126,6 +127,12 @@ class Settings(BaseSettings):
         default="info", description="Lowest level that is logged."
     )
 
+    @field_validator("model", "model_name", "layers", mode="before")
+    @classmethod
+    def _empty_is_not_given(cls, value: object) -> object:
+        """As compose files leave it: MLP_MODEL=${MLP_MODEL:-}. Not for the key: that would open."""
+        return None if value == "" else value
+
     @model_validator(mode="after")
     def _limits_fit(self) -> Settings:
         if self.max_queue_tokens < self.max_batch_tokens:
@@ -176,11 +183,13 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """
     layers: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isascii() or not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"layers: must be like 0-23 or 0,4,8-11, is {text!r}")
+        if not re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})?", part.strip()):
+            raise ConfigError(
+                f"layers: must be like 0-23 or 0,4,8-11 with numbers below 10000, is {text[:80]!r}"
+            )
+        first, _, last = part.strip().partition("-")
         start, end = int(first), int(last or first)
-        if end < start or end > 9999:
-            raise ConfigError(f"layers: a range must ascend and end below 10000, is {part!r}")
+        if end < start:
+            raise ConfigError(f"layers: a range must ascend, is {part!r}")
         layers.update(range(start, end + 1))
     return tuple(sorted(layers))

@@ -63,6 +63,9 @@ def select_batch(
 
     Returns:
         Take, or Wait when every group still hopes for company, or None when nothing waits.
+
+    Raises:
+        ValueError: a request fits no batch; admission must not have let it in.
     """
     until: float | None = None
     for key, group in sorted(groups.items(), key=_head_arrival):
@@ -89,6 +92,12 @@ def _fill(group: Collection[Waiting], max_tokens: int) -> tuple[int, bool]:
     tokens = count = 0
     for request in group:
         if tokens + request.tokens > max_tokens:
+            if not count:
+                # Put back for ever, it would starve all behind it.
+                raise ValueError(
+                    f"tokens: must be at most max_batch_tokens {max_tokens} at admission, "
+                    f"is {request.tokens}"
+                )
             return count, True
         tokens += request.tokens
         count += 1

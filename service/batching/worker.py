@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -75,12 +76,10 @@ class EngineWorker:
             job()
 
     def _report(self, callback: Callable[[], None]) -> None:
-        try:
+        # RuntimeError says that the loop is closed: a dead engine is not waited for, and what it
+        # reports afterwards nobody hears.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            # A dead engine is not waited for; what it says after the loop's end nobody hears.
-            if not self._loop.is_closed():
-                raise
 
     def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[bytearray]]:
         # Fresh memory per answer, because the transport may hold on to it long after; allocated

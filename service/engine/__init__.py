@@ -1,0 +1,1 @@
+"""Engines: from resident weights and a batch to its answers."""

@@ -1,0 +1,1 @@
+"""What kernels compute, and the references that they are judged by."""

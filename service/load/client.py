@@ -119,8 +119,8 @@ async def connect(owner: Owner, address: Address, timeout_s: float) -> Connectio
         await asyncio.wait_for(made, timeout_s)
         is_made = True
     finally:
-        # Timed out or cancelled, it may come to be all the same, and nobody would know of it; uvloop
-        # does not close a loop that still has a connection.
+        # Timed out or cancelled, it may come to be all the same and nobody would know of it, while
+        # uvloop waits for every connection when it closes a loop.
         if not is_made:
             connection.abort()
     return connection

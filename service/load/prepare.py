@@ -74,7 +74,7 @@ async def _find_only_model(options: LoadOptions) -> str:
     head = make_head("POST", "/v2/repository/index", options.address, options.api_key, lines)
     value = await ask_json(options.address, head + b"{}", options.timeout_s)
     entries = value if isinstance(value, list) else []
-    names = sorted({str(item["name"]) for item in entries if isinstance(item, dict)})
+    names = sorted({str(e["name"]) for e in entries if isinstance(e, dict) and "name" in e})
     if len(names) != 1:
         raise StartError(f"model: must be named where there is not exactly one, there are {names}")
     return names[0]

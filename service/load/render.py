@@ -164,7 +164,7 @@ def _render_errors(result: LoadResult, is_one_of_many: bool) -> list[str]:
     if is_one_of_many:
         rate = "" if result.rate_per_s is None else f", {result.rate_per_s:g}/s"
         which = f" at {result.connections} connections{rate}"
-    lines = [f"errors{which}: {result.errors:,} of {result.sent:,} requests sent"]
+    lines = [f"errors{which}: {result.errors:,}, with {result.sent:,} requests sent"]
     for name, count in counts.items():
         lines.append(f"  {name} × {count:,}: {result.examples.get(name, '')}")
     return lines

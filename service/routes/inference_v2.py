@@ -16,6 +16,7 @@ from service.routes.health import health_answer
 from service.routes.mlp import compress
 from service.routes.replies import RawHeaders, Reply
 from service.routes.tensor import (
+    SMALLEST_ELEMENT_BYTES,
     Headers,
     Job,
     TensorEndpoint,
@@ -73,8 +74,8 @@ class V2Head:
         self._answer_encoding = answer_encoding(text(b"accept-encoding"))
 
     def tokens_at_most(self, content_length: int) -> int:
-        """No element on this wire is smaller than two bytes."""
-        return content_length // (self._runtime.model.hidden_size * 2)
+        """As many rows as the smallest elements would make."""
+        return content_length // (self._runtime.model.hidden_size * SMALLEST_ELEMENT_BYTES)
 
     def parsed_bytes(self, body_bytes: int) -> int:
         """The JSON header, which is all of the body where its length is not given."""

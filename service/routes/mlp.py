@@ -12,7 +12,14 @@ from service.batching.request import Answer
 from service.engine.base import Buffer, ModelSpec, Output
 from service.errors import InvalidRequest
 from service.routes.replies import RawHeaders, Reply
-from service.routes.tensor import Headers, Job, TensorEndpoint, resolve_layer, resolve_model
+from service.routes.tensor import (
+    SMALLEST_ELEMENT_BYTES,
+    Headers,
+    Job,
+    TensorEndpoint,
+    resolve_layer,
+    resolve_model,
+)
 from service.runtime import Runtime
 from service.wire.compression import deflate
 from service.wire.json_body import decode_json, encode_json
@@ -34,8 +41,6 @@ from service.wire.tensor import WireTensor
 _PARAMETERS = ("model", "layer", "output")
 # Longer queries are parsed anew each time, so that the cache stays below 1 MB.
 _CACHED_BYTES = 256
-# The smallest element on the wire: a bf16 or fp16 value, or one digit and a comma of JSON.
-_SMALLEST_ELEMENT_BYTES = 2
 
 
 def mlp_endpoint(runtime: Runtime) -> TensorEndpoint:
@@ -136,7 +141,7 @@ class MlpHead:
         """Exact for raw bodies; else as many rows as the smallest elements would make."""
         if self._format is Format.RAW:
             return raw_tokens(content_length, self._dtype, self._model.hidden_size)
-        return content_length // (self._model.hidden_size * _SMALLEST_ELEMENT_BYTES)
+        return content_length // (self._model.hidden_size * SMALLEST_ELEMENT_BYTES)
 
     def parsed_bytes(self, body_bytes: int) -> int:
         """All of a JSON body."""

@@ -52,6 +52,11 @@ _OFF_LOOP_BYTES = 32 << 10
 # For the rest of a body that is refused, before its connection is closed.
 _DISCARD_S = 1.0
 
+# DEFLATE makes at most 258 bytes out of two bits.
+_MAX_INFLATION = 1032
+# On any wire: a bf16 or fp16 value, or one digit and a comma of JSON.
+SMALLEST_ELEMENT_BYTES = 2
+
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
 _id_prefix = os.urandom(6).hex().encode()
 _id_counter = itertools.count()
@@ -153,16 +158,19 @@ class TensorEndpoint:
 
     def _lease(self, head: Head, content_length: int | None, encoding: Encoding | None) -> Lease:
         """Room for the body; where its size is not known from the headers, for the largest."""
-        settings = self._runtime.settings
+        settings, admission = self._runtime.settings, self._runtime.admission
         limit = settings.max_body_bytes
         if content_length is not None and content_length > limit:
             raise too_large(limit, str(content_length))
-        if content_length is None or encoding is not None:
-            return self._runtime.admission.admit(settings.max_batch_tokens, limit)
-        tokens = head.tokens_at_most(content_length)
+        if content_length is None:
+            return admission.admit(settings.max_batch_tokens, limit)
+        if encoding is None:
+            tokens = head.tokens_at_most(content_length)
+        else:
+            content_length = min(limit, content_length * _MAX_INFLATION)
+            tokens = content_length // (self._runtime.model.hidden_size * SMALLEST_ELEMENT_BYTES)
         # What turns out to hold more rows than a batch is refused after decoding.
-        tokens = min(tokens, settings.max_batch_tokens)
-        return self._runtime.admission.admit(tokens, content_length)
+        return admission.admit(min(tokens, settings.max_batch_tokens), content_length)
 
     async def _serve(
         self,
@@ -338,7 +346,7 @@ def _closes(error: ServiceError, scope: Scope, headers: Headers) -> bool:
     return (
         isinstance(error, Unavailable)
         or scope["http_version"] == "1.0"
-        or headers.get(b"connection", b"").lower() == b"close"
+        or b"close" in headers.get(b"connection", b"").lower()
     )
 
 

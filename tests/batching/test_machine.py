@@ -20,8 +20,7 @@ from tests.batching.harness import Harness, Started, has_slot
 from tests.batching.virtual_time import VirtualTimeLoop, settle
 
 MAX_QUEUE_TOKENS = 24
-# Two waits for the same instant may differ by rounding, and the loop's clock ticks in ns.
-SLACK_S = 1e-6
+SLACK_S = 1e-6  # The loop's clock ticks in ns.
 
 
 @dataclass(eq=False)
@@ -175,7 +174,7 @@ class BatcherMachine(RuleBasedStateMachine):
     def _leave(self, which: int) -> None:
         tickets = list(self.harness.tickets.values())
         if tickets:
-            # Mostly one of the youngest, because most of the others have long been answered.
+            # Mostly a young one, because most of the others have long been answered.
             ticket = tickets[-1 - which % len(tickets)]
             if not ticket.request.future.done():
                 ticket.left_as = ticket.request.state
@@ -188,7 +187,6 @@ class BatcherMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 0.25, 0.5, 3.0]))
     def block(self, seconds: float) -> None:
-        """Time passes within the iteration."""
         self.events.append(lambda: self.loop.block(seconds))
 
     @precondition(lambda self: self.events)
@@ -201,7 +199,6 @@ class BatcherMachine(RuleBasedStateMachine):
                 event()
             await settle()
             self.harness.check()
-            # As a delay on the loop's own timer would end between timers of the batcher.
             self.loop.block(seconds)
             await settle()
             self.harness.check()

@@ -49,11 +49,12 @@ def _small_queues() -> Iterator[tuple[tuple[str, int], ...]]:
 
 
 def _groups(requests: tuple[tuple[str, int], ...], simultaneous: bool) -> Groups:
-    groups: Groups = {}
+    # The mapping's order means nothing: a group that was there first may have a younger head.
+    groups: Groups = {"b": [], "a": []}
     for index, (key, tokens) in enumerate(requests):
         arrival = 0.0 if simultaneous else float(index)
-        groups.setdefault(key, []).append(Request(tokens, arrival))
-    return groups
+        groups[key].append(Request(tokens, arrival))
+    return {key: group for key, group in groups.items() if group}
 
 
 def _check(groups: Groups, limits: Limits, now: float, draining: bool, seen: set[str]) -> None:
@@ -107,14 +108,14 @@ def _reasons(group: list[Request], limits: Limits, now: float, draining: bool) -
 def queues(draw: st.DrawFn) -> tuple[Groups, Limits]:
     """Queues as a batcher has them: each group in the order of arrival."""
     limits = Limits(draw(st.integers(1, 64)), draw(st.sampled_from([0.0, 0.25, 3.0])))
-    groups: Groups = {}
+    groups: Groups = {key: [] for key in draw(st.permutations("abcd"))}
     now = 0.0
     for _ in range(draw(st.integers(0, 30))):
         now += draw(st.sampled_from([0.0, 0.125, 1.0]))
         key = draw(st.sampled_from("abcd"))
         tokens = draw(st.integers(1, limits.max_batch_tokens))
-        groups.setdefault(key, []).append(Request(tokens, now))
-    return groups, limits
+        groups[key].append(Request(tokens, now))
+    return {key: group for key, group in groups.items() if group}, limits
 
 
 @settings(max_examples=200, deadline=None)

@@ -60,10 +60,6 @@ async def within(future: asyncio.Future):
     return await asyncio.wait_for(future, TIMEOUT_S)
 
 
-def engine_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("engine-")]
-
-
 def test_members_get_their_own_rows_in_their_own_dtype():
     async def main() -> None:
         worker = EngineWorker(FakeEngine())
@@ -104,8 +100,7 @@ def test_what_the_engine_raises_is_the_outcome_and_the_thread_lives_on(error: Ba
         worker = EngineWorker(engine)
         engine.fail_next = error
         assert await within(start(worker, member(rows(1)))) is error
-        outcome = await within(start(worker, member(rows(1))))
-        assert isinstance(outcome, tuple)
+        assert isinstance(await within(start(worker, member(rows(1)))), tuple)
         await worker.stop()
 
     asyncio.run(main())
@@ -134,11 +129,15 @@ def test_one_thread_per_batch_that_the_engine_runs_at_once():
         # The third waits for a thread, and none of this blocks the loop.
         assert not engine.started.acquire(timeout=0.05)
         engine.gate.set()
-        outcomes = [await within(future) for future in futures]
-        assert all(isinstance(outcome, tuple) for outcome in outcomes)
+        for future in futures:
+            assert isinstance(await within(future), tuple)
         await worker.stop()
 
     asyncio.run(main())
+
+
+class Interrupt(BaseException):
+    """Like KeyboardInterrupt, but asyncio lets the test look at it."""
 
 
 def test_a_call_returns_or_raises_where_it_is_awaited():
@@ -148,9 +147,10 @@ def test_a_call_returns_or_raises_where_it_is_awaited():
         names: list[str] = []
         await within(worker.call(lambda: names.append(threading.current_thread().name)))
         assert names == ["engine-0"]
-        engine.self_test_error = EngineDead("poisoned")
-        with pytest.raises(EngineDead, match="poisoned"):
-            await within(worker.call(engine.self_test))
+        for error in (EngineDead("poisoned"), Interrupt()):
+            engine.self_test_error = error
+            with pytest.raises(type(error)):
+                await within(worker.call(engine.self_test))
         engine.self_test_error = None
         await within(worker.call(engine.self_test))
         await worker.stop()
@@ -160,6 +160,8 @@ def test_a_call_returns_or_raises_where_it_is_awaited():
 
 def test_a_call_whose_caller_has_gone_is_made_all_the_same():
     async def main() -> None:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         worker = EngineWorker(FakeEngine())
         gate, made = threading.Event(), threading.Event()
         blocked = worker.call(lambda: gate.wait(TIMEOUT_S))
@@ -168,32 +170,53 @@ def test_a_call_whose_caller_has_gone_is_made_all_the_same():
         gate.set()
         await within(blocked)
         await within(worker.call(lambda: None))
-        assert made.is_set()
+        assert (made.is_set(), errors) == (True, [])
         await worker.stop()
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("concurrency", [1, 2, 3])
-def test_stop_lets_batches_end_then_closes_the_engine_and_ends_the_threads(concurrency: int):
+@pytest.mark.parametrize(("concurrency", "waiting"), [(1, 0), (1, 3), (2, 0), (3, 1), (3, 4)])
+def test_stop_lets_batches_end_then_closes_the_engine_and_ends_the_threads(
+    concurrency: int, waiting: int
+):
+    threads: set[threading.Thread] = set()
+
     async def main() -> None:
         engine = FakeEngine(concurrency=concurrency)
+        before = set(threading.enumerate())
         worker = EngineWorker(engine)
+        threads.update(set(threading.enumerate()) - before)
         engine.gate.clear()
-        running = start(worker, member(rows(1)))
+        batches = [start(worker, member(rows(1))) for _ in range(1 + waiting)]
         assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
-        waiting = [start(worker, member(rows(1))) for _ in range(3)]
         stopping = asyncio.ensure_future(worker.stop())
         await asyncio.sleep(0.05)
         assert not engine.closed, "closed under a running batch"
         engine.gate.set()
         await within(stopping)
         assert engine.closed
-        assert all(future.done() for future in (running, *waiting))
+        assert all(future.done() for future in batches)
 
-    before = len(engine_threads())
     asyncio.run(main())
-    wait_until(lambda: len(engine_threads()) == before)
+    assert len(threads) == concurrency
+    wait_until(lambda: not any(thread.is_alive() for thread in threads))
+
+
+def test_stop_can_be_given_up_where_a_batch_hangs():
+    engine = FakeEngine(concurrency=2)
+
+    async def main() -> None:
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        start(worker, member(rows(1)))
+        assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(worker.stop(), 0.05)
+
+    asyncio.run(main())
+    assert not engine.closed
+    engine.gate.set()
 
 
 def test_stop_says_what_closing_raised():
@@ -202,9 +225,8 @@ def test_stop_says_what_closing_raised():
             raise RuntimeError("device is busy")
 
     async def main() -> None:
-        worker = EngineWorker(Stuck(concurrency=2))
         with pytest.raises(RuntimeError, match="device is busy"):
-            await within(asyncio.ensure_future(worker.stop()))
+            await EngineWorker(Stuck(concurrency=2)).stop()
 
     asyncio.run(main())
 
@@ -222,8 +244,7 @@ def test_a_batch_that_outlives_the_loop_is_forgotten():
 
     worker = asyncio.run(main())
     engine.gate.set()
-    # The same thread takes the next job; pytest fails a test in which a thread died of an error.
     done = threading.Event()
-    worker._jobs.put(done.set)
-    assert done.wait(TIMEOUT_S)
-    worker._jobs.put(None)
+    for job in (done.set, None):
+        worker._jobs.put(job)
+    assert done.wait(TIMEOUT_S), "the thread is not alive for the next job"

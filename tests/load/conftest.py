@@ -12,7 +12,7 @@ def load():
     def run(twist=None, spare=8, **changes):
         options = {
             "connections": 4,
-            "duration_s": 0.2,
+            "duration_s": 0.15,
             "warm_up_s": 0.0,
             "timeout_s": 5.0,
             "quiet": True,

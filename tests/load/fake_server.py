@@ -96,13 +96,15 @@ class FakeServer:
         twist: Called with the number of the request to /mlp, from 0 and after the first `spare`,
             with the request and with the right reply; returns the reply to send.
         spare: Requests to /mlp that are answered rightly: those that the load test begins with.
+        models: Names of models.
+        documents: Bodies to answer with, by path, instead of the usual ones.
     """
 
-    def __init__(self, twist=None, spare=8, models=("tiny",), metadata=None):
+    def __init__(self, twist=None, spare=8, models=("tiny",), documents=None):
         self.twist = twist
         self.spare = spare
         self.models = list(models)
-        self.metadata = metadata
+        self.documents = documents or {}
         self.requests = []
         self.connections = 0
         self._count = 0
@@ -136,6 +138,7 @@ class FakeServer:
         return self._server.sockets[0].getsockname()[1]
 
     async def _stop(self):
+        await asyncio.sleep(0.02)  # what was accepted reaches _serve, or it would never be closed
         self._server.close()
         mine = asyncio.current_task()
         tasks = [task for task in asyncio.all_tasks() if task is not mine]
@@ -144,7 +147,7 @@ class FakeServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         for writer in list(self._writers):
             writer.transport.abort()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # what was aborted is closed
 
     async def _serve(self, reader, writer):
         self.connections += 1
@@ -155,8 +158,7 @@ class FakeServer:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._writers.discard(writer)
-            writer.close()
+            writer.close()  # after what is written; _stop does not wait for that
 
     async def _serve_one(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -183,6 +185,8 @@ class FakeServer:
             if self.twist is not None and number >= self.spare:
                 reply = self.twist(number - self.spare, request, reply)
             return reply
+        if request.target in self.documents:
+            return Reply(self.documents[request.target])
         if request.target == "/v2":
             return Reply(b'{"name": "fake", "version": "1.2"}')
         if request.target == "/v2/repository/index":
@@ -190,7 +194,7 @@ class FakeServer:
         name = unquote(request.target.removeprefix("/v2/models/"))
         if name not in self.models:
             return error_reply(404, "not_found")
-        return Reply(json.dumps(self.metadata or make_metadata(name)).encode())
+        return Reply(json.dumps(make_metadata(name)).encode())
 
 
 def make_metadata(name):

@@ -164,7 +164,7 @@ def test_each_row_of_large_answers_has_its_turn(row):
         (caught,) = (verdict for verdict in verdicts if verdict.fault is not None)
         assert caught.fault is Fault.WRONG_VALUES
         assert f"of {1024 * (64 if row < 256 else 44)} elements" in caught.message
-        assert f"first at row {row} column 0" in caught.message
+        assert f"first at row {row} " in caught.message
 
 
 def test_an_expected_answer_must_have_the_right_form():

@@ -30,7 +30,7 @@ def test_rates_follow_from_the_answers_in_the_measured_time(load):
 
 def test_what_the_headers_say_is_collected(load):
     result, _ = load()
-    counted = round(result.requests_per_s * 0.2)
+    counted = round(result.requests_per_s * 0.15)
     assert result.kernels == {"fake": counted}
     assert (result.batch_tokens.mean, result.batch_tokens.p50, result.batch_tokens.max) == (7, 7, 7)
     assert result.server_timing_s == {

@@ -1,16 +1,16 @@
-import numpy as np
 import pytest
 
 from tests.load.fake_server import error_reply
 
 
 def test_arrivals_come_at_the_rate_whatever_the_connections(load):
-    result, _ = load(rate_per_s=200.0, connections=8, duration_s=1.0)
+    result, server = load(rate_per_s=400.0, connections=8, duration_s=0.5)
     assert result.ok
     assert result.sent == pytest.approx(200, abs=50)  # 3.5 standard deviations
-    assert result.requests_per_s == pytest.approx(result.sent, abs=3)
+    assert result.requests_per_s * 0.5 == pytest.approx(result.sent, abs=5)
     assert result.latency.count == result.sent == result.wait.count
     assert result.wait.p50_s < 0.005
+    assert len({r.peer for r in server.mlp_requests()[8:]}) == 8  # they take turns
 
 
 def test_the_seed_decides_the_arrivals(load):
@@ -126,10 +126,3 @@ def test_connections_closed_while_idle_are_replaced(load):
     # A request may meet the close on its way, which is a reset; most do not.
     assert result.faults.get("reset", 0) <= sum(closed) / 3
     assert len({r.peer for r in server.mlp_requests()[8:]}) > 3
-
-
-def test_arrivals_spread_over_the_time(load):
-    result, server = load(rate_per_s=400.0, connections=16, duration_s=0.5)
-    assert result.ok
-    assert np.isfinite(result.latency.mean_s)
-    assert len({r.peer for r in server.mlp_requests()[8:]}) > 8

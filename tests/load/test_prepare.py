@@ -1,3 +1,4 @@
+import json
 import socket
 
 import pytest
@@ -67,8 +68,27 @@ def test_a_prefix_goes_before_every_path():
     ],
 )
 def test_metadata_without_the_tensors_is_refused(change):
-    metadata = {**make_metadata("tiny"), **change}
-    with FakeServer(metadata=metadata) as server, pytest.raises(StartError, match="must give"):
+    body = json.dumps({**make_metadata("tiny"), **change}).encode()
+    documents = {"/v2/models/tiny": body}
+    with FakeServer(documents=documents) as server, pytest.raises(StartError, match="must give"):
+        prepared(server)
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "message"),
+    [
+        ("/v2", b"<html>", r"http://127.0.0.1:\d+/v2: the answer is not JSON"),
+        ("/v2", b"[]", r"/v2: must answer a JSON object, answers \[\]"),
+        ("/v2/models/tiny", b"null", "/v2/models/tiny: must answer a JSON object, answers None"),
+        ("/v2/repository/index", b"{}", r"model: must be named .*there are \[\]"),
+        ("/v2/repository/index", b'[{"nom": "x"}, 3]', r"model: must be named .*there are \[\]"),
+    ],
+)
+def test_documents_that_are_not_what_they_should_be(target, body, message):
+    with (
+        FakeServer(documents={target: body}) as server,
+        pytest.raises(StartError, match=message),
+    ):
         prepared(server)
 
 

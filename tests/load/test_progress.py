@@ -50,7 +50,7 @@ def run_on(monkeypatch):
         monkeypatch.setenv("TERM", "xterm")
         with FakeServer() as server:
             options = LoadOptions(
-                url=server.url, connections=2, duration_s=0.6, warm_up_s=0.0, **changes
+                url=server.url, connections=2, duration_s=0.3, warm_up_s=0.0, **changes
             )
             assert run_load(options).ok
         return error.getvalue()

@@ -88,7 +88,7 @@ def test_errors_are_told_with_an_example():
     tally.note_status("429 queue_full", "queue: must be below 8")
     tally.note_fault(Fault.RESET, "connection closed after no head")
     text = render_report(make_report((LOAD, tally)))
-    assert "errors: 2 of 3 requests sent" in text
+    assert "errors: 2, with 3 requests sent" in text
     assert "  429 queue_full × 1: queue: must be below 8" in text
     assert "  reset × 1: connection closed after no head" in text
 
@@ -117,5 +117,5 @@ def test_a_sweep_is_a_table():
     assert table[0].split()[:3] == ["connections", "rate/s", "requests/s"]
     assert [line.split()[0] for line in table[1:]] == ["1", "2", "4", "8", "16", "32"]
     assert len({len(line) for line in table}) == 1
-    assert "errors at 32 connections: 2 of" in text
+    assert "errors at 32 connections: 2, with" in text
     assert "errors at 16" not in text
