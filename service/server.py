@@ -20,6 +20,7 @@ import uvicorn
 from service.app import create_app
 from service.config import Settings
 from service.engine.base import Engine
+from service.http_protocol import BoundedHttpProtocol
 from service.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Server(uvicorn.Server):
                 create_app(self.runtime),
                 host=settings.host,
                 port=settings.port,
-                http="httptools",
+                http=BoundedHttpProtocol,
                 loop="auto",
                 ws="none",
                 log_config=None,

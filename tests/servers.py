@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,9 +23,18 @@ _LISTENING = re.compile(r"running on (http://\S+)")
 
 
 class ServerProcess:
-    """`tilemlp serve` as users start it, on a free port, with its log in a file."""
+    """`tilemlp serve` as users start it, on a free port, with its log in a file.
 
-    def __init__(self, log_path: Path, **settings: object) -> None:
+    Or another `command`, given as the interpreter's arguments, that reads the same variables.
+    """
+
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        command: Sequence[str] = ("-m", "service", "serve"),
+        **settings: object,
+    ) -> None:
         self.log_path = log_path
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MLP_")}
         environment["MLP_PORT"] = "0"
@@ -32,7 +42,7 @@ class ServerProcess:
         environment |= {f"MLP_{name.upper()}": str(value) for name, value in settings.items()}
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "service", "serve"],
+                [sys.executable, *command],
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,

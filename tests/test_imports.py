@@ -48,7 +48,8 @@ RULES = {
     "runtime": Row("batching engine.base config errors metrics"),
     "routes": Row("runtime wire batching engine.base config errors metrics", "fastapi starlette"),
     "app": Row("routes runtime config errors", "fastapi starlette"),
-    "server": Row("app runtime engine.base config errors log", "uvicorn"),
+    "http_protocol": Row("", "uvicorn"),
+    "server": Row("app runtime http_protocol engine.base config errors log", "uvicorn"),
     "doctor": Row("engine config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),

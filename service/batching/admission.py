@@ -22,8 +22,24 @@ class Admission:
         self.tokens = 0
         self.bytes = 0
 
-    def admit(self, tokens: int, nbytes: int) -> Lease:
-        """Reserve room for a body of nbytes that holds at most `tokens` rows.
+    def admit(self, tokens: int, nbytes: int, *, slot_bytes: int | None = None) -> Lease:
+        """Reserve room for a body of nbytes with `tokens` rows; both may be upper bounds.
+
+        Args:
+            tokens: Rows.
+            nbytes: Bytes of the body.
+            slot_bytes: Bytes that are received into a slot; by default all of it.
+
+        Raises:
+            QueueFull: a bound would be passed; nothing is reserved.
+        """
+        self.reserve(tokens, nbytes)
+        self.requests += 1
+        slot = self._arena.acquire(nbytes if slot_bytes is None else slot_bytes)
+        return Lease(self, slot, tokens, nbytes)
+
+    def reserve(self, tokens: int, nbytes: int) -> None:
+        """Add to what is held.
 
         Raises:
             QueueFull: a bound would be passed; nothing is reserved.
@@ -38,11 +54,8 @@ class Admission:
                 f"queue: {self.bytes} bytes wait and this request may add {nbytes}, which "
                 f"passes max_queue_bytes {self._max_bytes}; try again later"
             )
-        lease = Lease(self, self._arena.acquire(nbytes), tokens, nbytes)
-        self.requests += 1
         self.tokens += tokens
         self.bytes += nbytes
-        return lease
 
 
 class Lease:
@@ -61,10 +74,20 @@ class Lease:
         self._queued = True
         self.slot = slot
 
-    def settle(self, tokens: int) -> None:
-        """Correct the estimate once the body is decoded; tokens is at most what was admitted."""
+    def grow(self, tokens: int, nbytes: int) -> None:
+        """Hold more, because the body turns out to be larger.
+
+        Raises:
+            QueueFull: a bound would be passed; what was held stays held.
+        """
+        self._admission.reserve(tokens - self._tokens, nbytes - self._nbytes)
+        self._tokens, self._nbytes = tokens, nbytes
+
+    def settle(self, tokens: int, nbytes: int) -> None:
+        """Correct the estimates once the body is decoded; never up."""
         self._admission.tokens += tokens - self._tokens
-        self._tokens = tokens
+        self._admission.bytes += nbytes - self._nbytes
+        self._tokens, self._nbytes = tokens, nbytes
 
     def start(self) -> None:
         """Return the budget: the request waits no longer."""

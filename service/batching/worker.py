@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from service.batching.batcher import Done, Outcome
+from service.batching.batcher import Done
 from service.batching.request import PendingRequest
 from service.engine.base import Batch, BatchReport, Engine, Segment
+from service.errors import EngineDead
 
 _Job: TypeAlias = Callable[[], None]
+_Result = TypeVar("_Result")
 
 
 class EngineWorker:
@@ -27,6 +29,7 @@ class EngineWorker:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._dead: EngineDead | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"engine-{index}", daemon=True)
             for index in range(engine.concurrency)
@@ -38,11 +41,7 @@ class EngineWorker:
         """Compute a batch; `done` gets its outcome on the event loop's thread."""
 
         def job() -> None:
-            outcome: Outcome
-            try:
-                outcome = self._run(members)
-            except BaseException as error:  # noqa: BLE001 - the batcher decides what it means
-                outcome = error
+            outcome = self._attempt(lambda: self._run(members))
             self._report(lambda: done(outcome))
 
         self._jobs.put(job)
@@ -52,11 +51,8 @@ class EngineWorker:
         future: asyncio.Future[None] = self._loop.create_future()
 
         def job() -> None:
-            error: BaseException | None = None
-            try:
-                function()
-            except BaseException as raised:  # noqa: BLE001 - re-raised where it is awaited
-                error = raised
+            outcome = self._attempt(function)
+            error = outcome if isinstance(outcome, BaseException) else None
             self._report(lambda: _resolve(future, error))
 
         self._jobs.put(job)
@@ -74,6 +70,18 @@ class EngineWorker:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+    def _attempt(self, function: Callable[[], _Result]) -> _Result | BaseException:
+        # A dead engine is left alone at once: jobs that are queued behind the batch that killed it
+        # must not reach it, and the event loop may not have heard of it yet.
+        if self._dead is not None:
+            return self._dead
+        try:
+            return function()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it decides what it means
+            if isinstance(error, EngineDead):
+                self._dead = error
+            return error
 
     def _report(self, callback: Callable[[], None]) -> None:
         # RuntimeError says that the loop is closed: a dead engine is not waited for, and what it

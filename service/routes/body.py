@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.types import Message, Receive
@@ -33,7 +34,7 @@ def too_large(limit: int, got: str) -> TooLarge:
 
 
 async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> int:
-    """Copy the body into `view` as it arrives.
+    """Copy a body into `view` as it arrives.
 
     Returns:
         Bytes received.
@@ -43,20 +44,55 @@ async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> 
         ReceiveTimeout: it did not arrive within timeout_s.
         Cancelled: the client left before it was complete.
     """
-    received = 0
+    received, more = 0, True
     with _Expiry(timeout_s):
-        while True:
-            message: Message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Cancelled(f"body: the client left after {received} bytes")
-            chunk: bytes = message.get("body", b"")
+        while more:
+            chunk, more = await _next_chunk(receive, received)
             end = received + len(chunk)
             if end > len(view):
                 raise too_large(len(view), f"more than {len(view)}")
             view[received:end] = chunk
             received = end
-            if not message.get("more_body", False):
-                return received
+    return received
+
+
+async def receive_growing(
+    receive: Receive, limit: int, timeout_s: float, room: int, grow: Callable[[int], None]
+) -> memoryview:
+    """Receive a body of undeclared length into memory that grows with it.
+
+    Args:
+        receive: The server's.
+        limit: Longest body in bytes.
+        timeout_s: Longest time for all of it.
+        room: Bytes that were reserved for it.
+        grow: Reserves more, up to the number of bytes it is given; may raise.
+
+    Raises:
+        TooLarge: the body is longer than limit.
+        ReceiveTimeout: it did not arrive within timeout_s.
+        Cancelled: the client left before it was complete.
+    """
+    body, more = bytearray(), True
+    with _Expiry(timeout_s):
+        while more:
+            chunk, more = await _next_chunk(receive, len(body))
+            size = len(body) + len(chunk)
+            if size > limit:
+                raise too_large(limit, f"more than {limit}")
+            if size > room:
+                room = min(limit, 2 * size)
+                grow(room)
+            body += chunk
+    return memoryview(body)
+
+
+async def _next_chunk(receive: Receive, received: int) -> tuple[bytes, bool]:
+    """The next bytes, and whether there are more."""
+    message: Message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Cancelled(f"body: the client left after {received} bytes")
+    return message.get("body", b""), message.get("more_body", False)
 
 
 async def discard(receive: Receive, timeout_s: float) -> None:

@@ -12,18 +12,11 @@ from starlette.types import Scope
 from service import __version__
 from service.batching.request import Answer
 from service.errors import NotFound
+from service.routes.access import require_key
 from service.routes.health import health_answer
-from service.routes.mlp import compress
-from service.routes.replies import RawHeaders, Reply
-from service.routes.tensor import (
-    SMALLEST_ELEMENT_BYTES,
-    Headers,
-    Job,
-    TensorEndpoint,
-    require_key,
-    resolve_layer,
-    resolve_model,
-)
+from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
+from service.routes.target import resolve_layer, resolve_model
+from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
 from service.runtime import Runtime
 from service.wire.media import answer_encoding
 from service.wire.quoting import quote
@@ -64,14 +57,12 @@ class V2Head:
     _request: V2Request
 
     def __init__(self, headers: Headers, runtime: Runtime) -> None:
-        def text(name: bytes) -> str | None:
-            value = headers.get(name)
-            return None if value is None else value.decode("latin-1")
-
         self._runtime = runtime
         # Counts the decompressed body, so only the decoder can compare it with the length.
-        self._header_length = parse_header_length(text(b"inference-header-content-length"), None)
-        self._answer_encoding = answer_encoding(text(b"accept-encoding"))
+        self._header_length = parse_header_length(
+            header_text(headers, b"inference-header-content-length"), None
+        )
+        self._answer_encoding = answer_encoding(header_text(headers, b"accept-encoding"))
 
     def tokens_at_most(self, content_length: int) -> int:
         """As many rows as the smallest elements would make."""

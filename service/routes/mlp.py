@@ -11,20 +11,12 @@ from starlette.types import Scope
 from service.batching.request import Answer
 from service.engine.base import Buffer, ModelSpec, Output
 from service.errors import InvalidRequest
-from service.routes.replies import RawHeaders, Reply
-from service.routes.tensor import (
-    SMALLEST_ELEMENT_BYTES,
-    Headers,
-    Job,
-    TensorEndpoint,
-    resolve_layer,
-    resolve_model,
-)
+from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
+from service.routes.target import resolve_layer, resolve_model
+from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
 from service.runtime import Runtime
-from service.wire.compression import deflate
 from service.wire.json_body import decode_json, encode_json
 from service.wire.media import (
-    Encoding,
     Format,
     answer_encoding,
     format_shape,
@@ -117,8 +109,7 @@ class MlpHead:
         self, scope: Scope, headers: Headers, model: ModelSpec, max_json_bytes: int
     ) -> None:
         def text(name: bytes) -> str | None:
-            value = headers.get(name)
-            return None if value is None else value.decode("latin-1")
+            return header_text(headers, name)
 
         query = parse_query(scope["query_string"])
         resolve_model(model.name, query.model)
@@ -181,14 +172,6 @@ class MlpHead:
             (b"x-tensor-dtype", job.output_dtype.value.encode()),
         ]
         return Reply(200, headers, compress(chunks, self._answer_encoding, headers))
-
-
-def compress(chunks: list[Buffer], encoding: Encoding | None, headers: RawHeaders) -> list[Buffer]:
-    """The body as the client explicitly asked for it, with the header that says so."""
-    if encoding is None:
-        return chunks
-    headers.append((b"content-encoding", encoding.value.encode()))
-    return [deflate(chunks, encoding)]
 
 
 def parse_timeout_ms(value: str | None) -> float | None:

@@ -11,8 +11,12 @@ from starlette.types import Send
 
 from service.engine.base import Buffer
 from service.errors import ServiceError
+from service.wire.compression import deflate
+from service.wire.media import Encoding
 
-RawHeaders = list[tuple[bytes, bytes]]
+RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
+# Of a request, by lower-case name.
+Headers: TypeAlias = dict[bytes, bytes]
 Linger: TypeAlias = Callable[[], Awaitable[None]]
 
 # Below this, joining the pieces costs less than another write to the socket.
@@ -83,3 +87,17 @@ def error_reply(error: ServiceError, headers: RawHeaders) -> Reply:
 def internal_error(error: Exception) -> ServiceError:
     """What a client may know of a bug: its kind. The server logs the traceback."""
     return ServiceError(f"internal error: {type(error).__name__}")
+
+
+def compress(chunks: list[Buffer], encoding: Encoding | None, headers: RawHeaders) -> list[Buffer]:
+    """The body as the client explicitly asked for it, with the header that says so."""
+    if encoding is None:
+        return chunks
+    headers.append((b"content-encoding", encoding.value.encode()))
+    return [deflate(chunks, encoding)]
+
+
+def header_text(headers: Headers, name: bytes) -> str | None:
+    """A request header as text; None where it is not given."""
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")

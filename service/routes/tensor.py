@@ -8,7 +8,6 @@ answer; admission, receiving, batching, cancelling, counting and errors are here
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import logging
 import os
@@ -23,34 +22,40 @@ from starlette.types import Receive, Scope, Send
 from service.batching.admission import Lease
 from service.batching.request import Answer, PendingRequest
 from service.engine.base import DType, Output
-from service.errors import (
-    OUTCOME_OK,
-    Cancelled,
-    InvalidRequest,
-    NotFound,
-    ServiceError,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
+from service.errors import OUTCOME_OK, Cancelled, ServiceError, TooLarge, Unavailable
+from service.routes.access import require_key
+from service.routes.body import (
+    discard,
+    parse_content_length,
+    receive_growing,
+    receive_into,
+    too_large,
 )
-from service.routes.body import discard, parse_content_length, receive_into, too_large
-from service.routes.replies import RawHeaders, Reply, error_reply, internal_error
+from service.routes.disconnect import DisconnectWatch
+from service.routes.replies import (
+    Headers,
+    RawHeaders,
+    Reply,
+    error_reply,
+    header_text,
+    internal_error,
+)
 from service.runtime import Runtime
 from service.wire.compression import inflate
 from service.wire.media import Encoding, parse_content_encoding
-from service.wire.quoting import quote
 from service.wire.tensor import WireTensor
 
 logger = logging.getLogger(__name__)
 
-# A request that is answered sooner needs no look-out for its client leaving.
-_WATCH_AFTER_S = 0.002
 # Parsing, printing or compressing more than this on the event loop would delay everybody else by
 # over 1 ms.
 _OFF_LOOP_BYTES = 32 << 10
 
 # For the rest of a body that is refused, before its connection is closed.
 _DISCARD_S = 1.0
+
+# Room for a body whose length is not declared, to begin with; it grows as the body does.
+_FIRST_BYTES = 64 << 10
 
 # DEFLATE makes at most 258 bytes out of two bits.
 _MAX_INFLATION = 1032
@@ -61,7 +66,6 @@ _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
 _id_prefix = os.urandom(6).hex().encode()
 _id_counter = itertools.count()
 
-Headers = dict[bytes, bytes]
 Result = TypeVar("Result")
 
 
@@ -152,25 +156,29 @@ class TensorEndpoint:
         self._runtime.health.require_ready()
         require_key(self._api_key, headers)
         head = self._read_head(scope, headers)
-        encoding = parse_content_encoding(_text(headers, b"content-encoding"))
+        encoding = parse_content_encoding(header_text(headers, b"content-encoding"))
         content_length = parse_content_length(headers.get(b"content-length"))
         return head, encoding, self._lease(head, content_length, encoding)
 
     def _lease(self, head: Head, content_length: int | None, encoding: Encoding | None) -> Lease:
-        """Room for the body; where its size is not known from the headers, for the largest."""
+        """Room for the body, or for its beginning where headers do not tell its size."""
         settings, admission = self._runtime.settings, self._runtime.admission
         limit = settings.max_body_bytes
-        if content_length is not None and content_length > limit:
-            raise too_large(limit, str(content_length))
         if content_length is None:
-            return admission.admit(settings.max_batch_tokens, limit)
-        if encoding is None:
-            tokens = head.tokens_at_most(content_length)
-        else:
-            content_length = min(limit, content_length * _MAX_INFLATION)
-            tokens = content_length // (self._runtime.model.hidden_size * SMALLEST_ELEMENT_BYTES)
+            return admission.admit(self._rows_in(_FIRST_BYTES), _FIRST_BYTES, slot_bytes=0)
+        if content_length > limit:
+            raise too_large(limit, str(content_length))
+        if encoding is not None:
+            inflated = min(limit, content_length * _MAX_INFLATION)
+            return admission.admit(self._rows_in(inflated), inflated, slot_bytes=content_length)
         # What turns out to hold more rows than a batch is refused after decoding.
-        return admission.admit(min(tokens, settings.max_batch_tokens), content_length)
+        tokens = min(head.tokens_at_most(content_length), settings.max_batch_tokens)
+        return admission.admit(tokens, content_length)
+
+    def _rows_in(self, nbytes: int) -> int:
+        """Rows that nbytes of any format hold at most, as far as they fit a batch."""
+        rows = nbytes // (self._runtime.model.hidden_size * SMALLEST_ELEMENT_BYTES)
+        return min(rows, self._runtime.settings.max_batch_tokens)
 
     async def _serve(
         self,
@@ -189,7 +197,7 @@ class TensorEndpoint:
             job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
             self._validate(job)
             runtime.metrics.stage("decode", time.perf_counter() - received)
-            request = self._pending(job, lease)
+            request = self._pending(job, lease, len(body))
         except BaseException:
             lease.release()
             raise
@@ -206,14 +214,22 @@ class TensorEndpoint:
         self, receive: Receive, lease: Lease, encoding: Encoding | None
     ) -> memoryview:
         settings = self._runtime.settings
-        view = lease.slot.view
+        limit, timeout_s = settings.max_body_bytes, settings.receive_timeout_s
+        if lease.slot.view.nbytes:
+            received = await receive_into(receive, lease.slot.view, timeout_s)
+            body = lease.slot.view[:received]
+        else:
+
+            def grow(nbytes: int) -> None:
+                lease.grow(self._rows_in(nbytes), nbytes)
+
+            body = await receive_growing(receive, limit, timeout_s, _FIRST_BYTES, grow)
         if encoding is None:
-            received = await receive_into(receive, view, settings.receive_timeout_s)
-            return view[:received]
-        received = await receive_into(receive, view, settings.receive_timeout_s)
-        limit = settings.max_body_bytes
+            return body
+        if not lease.slot.view.nbytes:
+            lease.grow(self._rows_in(limit), limit)
         # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
-        return await asyncio.to_thread(lambda: inflate(view[:received], encoding, limit))
+        return await asyncio.to_thread(lambda: inflate(body, encoding, limit))
 
     def _validate(self, job: Job) -> None:
         limit = self._runtime.settings.max_batch_tokens
@@ -223,10 +239,10 @@ class TensorEndpoint:
                 "requests, or raise max_batch_tokens (MLP_MAX_BATCH_TOKENS)"
             )
 
-    def _pending(self, job: Job, lease: Lease) -> PendingRequest:
+    def _pending(self, job: Job, lease: Lease, body_bytes: int) -> PendingRequest:
         tensor, model = job.tensor, self._runtime.model
         tokens = tensor.tokens
-        lease.settle(tokens)
+        lease.settle(tokens, body_bytes)
         timeouts = [t for t in (self._runtime.settings.request_timeout_s, job.timeout_s) if t]
         deadline = time.monotonic() + min(timeouts) if timeouts else None
         return PendingRequest(
@@ -245,7 +261,7 @@ class TensorEndpoint:
         """Submit, and wait for the answer or for the client to leave."""
         batcher = self._runtime.batcher
         future = batcher.submit(request)
-        watch = _DisconnectWatch(receive, lambda: batcher.cancel(request))
+        watch = DisconnectWatch(receive, lambda: batcher.cancel(request))
         try:
             return await future
         except asyncio.CancelledError:
@@ -264,83 +280,6 @@ class TensorEndpoint:
         ]
 
 
-class _DisconnectWatch:
-    """Calls back when the client leaves; starts to look only once the wait is long enough."""
-
-    def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
-        self._receive = receive
-        self._left = left
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._begin)
-
-    def stop(self) -> None:
-        """The request is over."""
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _begin(self) -> None:
-        self._task = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._left()
-
-
-def require_key(api_key: bytes | None, headers: Headers) -> None:
-    """Check `Authorization: Bearer <key>`.
-
-    Raises:
-        Unauthorized: a key is set and the header is missing or wrong; the value is not repeated.
-    """
-    if api_key is None:
-        return
-    given = headers.get(b"authorization", b"")
-    if not hmac.compare_digest(given, b"Bearer " + api_key):
-        raise Unauthorized("Authorization: must be 'Bearer <key>' with the key of MLP_API_KEY")
-
-
-def resolve_layer(layers: tuple[int, ...], layer: int | None) -> int:
-    """The resident layer that a request means; it may be left out when there is just one.
-
-    Raises:
-        InvalidRequest: left out where several layers are resident.
-        NotFound: not resident.
-    """
-    if layer is None:
-        if len(layers) > 1:
-            raise InvalidRequest(
-                f"layer: must be given, because {len(layers)} layers are resident, "
-                f"{layers[0]} to {layers[-1]}"
-            )
-        return layers[0]
-    if layer not in layers:
-        raise NotFound(f"layer: must be resident ({_ranges(layers)}), is {layer}")
-    return layer
-
-
-def resolve_model(served: str, model: str | None) -> None:
-    """Check that a request names the served model, or none.
-
-    Raises:
-        NotFound: another name.
-    """
-    if model is not None and model != served:
-        raise NotFound(f"model: must be {served!r}, the one that is served, is {quote(model)}")
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """Layers as a user would write them: `0-3, 7`."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
 def _closes(error: ServiceError, scope: Scope, headers: Headers) -> bool:
     """Whether the server closes the connection behind an error, rather than read on."""
     return (
@@ -355,11 +294,6 @@ def _request_id(headers: Headers) -> bytes:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return b"%s-%x" % (_id_prefix, next(_id_counter))
-
-
-def _text(headers: Headers, name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
 
 
 async def _maybe_off_loop(slow_bytes: int, work: Callable[[], Result]) -> Result:

@@ -85,19 +85,25 @@ def test_settling_corrects_the_estimate():
     admission, _ = make()
     admission.admit(10, 100)
     lease = admission.admit(90, 100)
-    lease.settle(5)
-    assert ledger(admission) == (2, 15, 200)
-    lease.settle(0)
-    assert admission.tokens == 10
+    lease.settle(5, 60)
+    assert ledger(admission) == (2, 15, 160)
+    lease.settle(0, 0)
+    assert ledger(admission) == (2, 10, 100)
     lease.start()
     assert ledger(admission) == (1, 10, 100)
+
+
+def test_a_slot_may_be_smaller_than_what_is_reserved():
+    admission, _ = make()
+    assert len(admission.admit(1, 900, slot_bytes=10).slot.view) == 10
+    assert ledger(admission) == (1, 1, 900)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["admit", "admit", "settle", "start", "release"]),
+            st.sampled_from(["admit", "admit", "grow", "settle", "start", "release"]),
             st.integers(0, 60),
             st.integers(0, 600),
         ),
@@ -119,8 +125,17 @@ def test_the_ledger_is_the_sum_of_what_waits(steps: list[tuple[str, int, int]]):
         elif waiting:
             lease, admitted, size = waiting.pop(nbytes % len(waiting))
             if step == "settle":
-                lease.settle(min(tokens, admitted))
-                waiting.append((lease, min(tokens, admitted), size))
+                lease.settle(min(tokens, admitted), min(nbytes, size))
+                waiting.append((lease, min(tokens, admitted), min(nbytes, size)))
+            elif step == "grow":
+                larger = (admitted + tokens, size + nbytes)
+                if admission.tokens + tokens <= 100 and admission.bytes + nbytes <= 1000:
+                    lease.grow(*larger)
+                    waiting.append((lease, *larger))
+                else:
+                    with pytest.raises(QueueFull):
+                        lease.grow(*larger)
+                    waiting.append((lease, admitted, size))
             elif step == "start":
                 lease.start()
                 started.append(lease)

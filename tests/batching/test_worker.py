@@ -91,7 +91,7 @@ def test_every_answer_lies_in_memory_of_its_own():
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("no"), EngineDead("poisoned"), KeyboardInterrupt(), SystemExit(3), MemoryError()],
+    [RuntimeError("no"), KeyboardInterrupt(), SystemExit(3), MemoryError()],
     ids=lambda error: type(error).__name__,
 )
 def test_what_the_engine_raises_is_the_outcome_and_the_thread_lives_on(error: BaseException):
@@ -102,6 +102,24 @@ def test_what_the_engine_raises_is_the_outcome_and_the_thread_lives_on(error: Ba
         assert await within(start(worker, member(rows(1)))) is error
         assert isinstance(await within(start(worker, member(rows(1)))), tuple)
         await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_is_left_alone_also_by_what_is_queued_behind_the_batch_that_killed_it():
+    async def main() -> None:
+        engine = FakeEngine()
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        engine.fail_next = EngineDead("poisoned")
+        first, second = start(worker, member(rows(1))), start(worker, member(rows(1)))
+        calls: list[int] = []
+        third = worker.call(lambda: calls.append(1))
+        engine.gate.set()
+        assert await within(first) is await within(second)
+        with pytest.raises(EngineDead, match="poisoned"):
+            await within(third)
+        assert (len(engine.batches), calls) == (1, [])
 
     asyncio.run(main())
 
@@ -147,7 +165,7 @@ def test_a_call_returns_or_raises_where_it_is_awaited():
         names: list[str] = []
         await within(worker.call(lambda: names.append(threading.current_thread().name)))
         assert names == ["engine-0"]
-        for error in (EngineDead("poisoned"), Interrupt()):
+        for error in (RuntimeError("no"), Interrupt()):
             engine.self_test_error = error
             with pytest.raises(type(error)):
                 await within(worker.call(engine.self_test))

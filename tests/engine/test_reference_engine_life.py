@@ -45,14 +45,17 @@ def test_self_test_names_a_layer_whose_weights_changed(layer: int, part: str) ->
     model = make_model()
     engine = ReferenceEngine(model, CPU)
     engine.warm_up(8)
+    # Each call tests one layer; in a round of them, every layer has its turn.
     for _ in model.layers:
         engine.self_test()
     getattr(model.layers[layer], part)[3, 4] += 0.25
-    # Each call tests one layer; in a round of them, every layer has its turn.
-    with pytest.raises(
-        EngineError, match=rf"^self-test: layer {layer} must be within .* is off by"
-    ):
-        for _ in model.layers:
+    for other in model.layers:
+        if other == layer:
+            with pytest.raises(
+                EngineError, match=rf"^self-test: layer {layer} must be within .* is off by"
+            ):
+                engine.self_test()
+        else:
             engine.self_test()
 
 
@@ -150,7 +153,7 @@ def test_a_self_test_waits_for_the_batch_before_it(
         may_finish.set()
         batch.result(10)
         self_test.result(10)
-    assert order == [4, 1, 1]
+    assert order == [4, 1]
 
 
 def test_close_lets_go_of_the_weights(engine: ReferenceEngine) -> None:

@@ -28,9 +28,9 @@ _DOCUMENTS = [
 
 @pytest.fixture(scope="module")
 def locked():
-    with ServerThread(FakeEngine(), api_key=_KEY) as thread:
-        with httpx.Client(base_url=thread.url) as client:
-            yield client
+    thread = ServerThread(FakeEngine(), api_key=_KEY)
+    with thread, httpx.Client(base_url=thread.url) as client:
+        yield client
 
 
 def _headers(value: str | None) -> dict[str, str]:

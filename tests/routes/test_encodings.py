@@ -6,12 +6,13 @@ import gzip
 import importlib
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
 
-from tests.engines import FakeEngine, expected
+from tests.engines import HIDDEN, FakeEngine, expected
 from tests.routes.bodies import JSON, NPY, RAW, decode, encode, post, rows, v2_body, v2_decode
 from tests.servers import ServerThread
 
@@ -40,6 +41,22 @@ def test_v2_header_length_counts_decompressed_bytes(service):
         headers={**headers, "content-encoding": "gzip"},
     )
     np.testing.assert_array_equal(v2_decode(answer), expected(x, 0))
+
+
+def test_small_compressed_requests_do_not_fill_the_queue():
+    """Each held room for the largest body there may be, so that the ninth at once got a 429."""
+    body, headers = encode(np.zeros((2, HIDDEN), "float32"), RAW)
+    headers["content-encoding"] = "gzip"
+    with ServerThread(FakeEngine()) as thread, ThreadPoolExecutor(32) as pool:
+
+        def run(_: int) -> set[int]:
+            with httpx.Client(base_url=thread.url, timeout=30) as client:
+                return {
+                    client.post("/mlp", content=gzip.compress(body), headers=headers).status_code
+                    for _ in range(10)
+                }
+
+        assert set().union(*pool.map(run, range(32))) == {200}
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -111,7 +128,7 @@ def _v2_json_request(client: httpx.Client, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("codec", "ask"),
     [
-        ("service.routes.mlp.deflate", _gzip_answer),
+        ("service.routes.replies.deflate", _gzip_answer),
         ("service.routes.mlp.encode_json", _json_answer),
         ("service.routes.inference_v2.encode_v2", _v2_json_answer),
         ("service.routes.inference_v2.decode_v2", _v2_json_request),

@@ -55,7 +55,7 @@ def _cancelled(client: _Client) -> None:
     client.engine.gate.clear()
     connection = client.start_running()
     connection.close()
-    wait_until(lambda: not client.thread.runtime._in_progress)
+    wait_until(lambda: not client.thread.runtime.in_progress.count)
     client.engine.gate.set()
 
 

@@ -38,13 +38,15 @@ def _assert_invalid(service, content: bytes, headers: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(
     "value",
-    ["-1", "abc", "", "1.5", "0x10", "+5", "1e2", "٣", str(len(_BODY) + 1), str(2**31), "9" * 30]
-    + [str(_J - 1), str(_J + 1), "1", "0"],
+    ["-1", "abc", "", "1.5", "0x10", "+5", "1e2", "٣", "9" * 30, str(2**31), "0", "1"],
 )
 def test_header_length(service, value):
-    headers = {_LENGTH: value.encode()}
-    error = _assert_invalid(service, _BODY, headers)
-    assert error
+    assert _assert_invalid(service, _BODY, {_LENGTH: value.encode()})
+
+
+@pytest.mark.parametrize("length", [_J - 1, _J + 1, len(_BODY), len(_BODY) + 1])
+def test_header_length_that_is_off_by_some(service, length):
+    assert _assert_invalid(service, _BODY, {_LENGTH: str(length)})
 
 
 @pytest.mark.parametrize("length", [1, 2, _J // 2, _J - 1])

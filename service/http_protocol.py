@@ -1,0 +1,85 @@
+"""uvicorn's HTTP protocol, with bounds on what a client may do before it has made a request.
+
+Its parser has none: one connection that sends a header of 64 MiB stalls the event loop for
+seconds, and one that never finishes its headers is kept for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# As other servers allow; ours are a few hundred bytes. What arrives in one piece with the end of
+# the headers is not counted.
+MAX_HEADER_BYTES = 64 << 10
+HEADER_TIMEOUT_S = 20.0
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Refuses headers that are too large, closes connections whose headers do not come."""
+
+    _in_headers = False
+    _header_bytes = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as in uvicorn
+        """A client has connected; it may stay idle for as long as between two requests."""
+        super().connection_made(transport)
+        self._close_after(self.timeout_keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; then look whether the headers are still not complete."""
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(
+                    b"431 Request Header Fields Too Large",
+                    f"headers: must have at most {MAX_HEADER_BYTES} bytes, have more",
+                )
+                return
+        super().data_received(data)
+        if self._in_headers and self._header_bytes == 0:
+            self._close_after(HEADER_TIMEOUT_S)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_headers = True
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """All headers are there."""
+        self._in_headers = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets an error of the same form as everything else."""
+        self._refuse(b"400 Bad Request", f"request: {msg}")
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        body = json.dumps({"error": message, "code": "invalid"}).encode()
+        self._stop_timer()
+        self.transport.write(
+            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n%s" % (status, len(body), body)
+        )
+        self.transport.close()
+
+    def _close_after(self, seconds: float) -> None:
+        self._stop_timer()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,21 @@
+"""The API key."""
+
+from __future__ import annotations
+
+import hmac
+
+from service.errors import Unauthorized
+from service.routes.replies import Headers
+
+
+def require_key(api_key: bytes | None, headers: Headers) -> None:
+    """Check `Authorization: Bearer <key>`.
+
+    Raises:
+        Unauthorized: a key is set and the header is missing or wrong; the value is not repeated.
+    """
+    if api_key is None:
+        return
+    given = headers.get(b"authorization", b"")
+    if not hmac.compare_digest(given, b"Bearer " + api_key):
+        raise Unauthorized("Authorization: must be 'Bearer <key>' with the key of MLP_API_KEY")
