@@ -45,10 +45,6 @@ class Counter:
     def __init__(self) -> None:
         self.value = 0.0
 
-    def add(self, amount: float = 1.0) -> None:
-        """Grow by `amount`, which is not negative."""
-        self.value += amount
-
 
 class Histogram:
     """Counts per bucket, and the sum of what was observed."""
@@ -195,6 +191,12 @@ class Metrics:
             for value in vars(self).values()
             if isinstance(value, (CounterFamily, HistogramFamily))
         ]
+        # What is touched for every request and batch, looked up once.
+        self._stages = {key[0]: child for key, child in self._stage_duration.children.items()}
+        self._one_batch_tokens = self._batch_tokens[()]
+        self._one_batch_requests = self._batch_requests[()]
+        self._one_tokens, self._one_flops = self._tokens[()], self._flops[()]
+        self._one_busy = self._busy[()]
         self._last_ok_unix_s = 0.0
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._build = dict(build)
@@ -212,20 +214,20 @@ class Metrics:
 
     def request_ended(self, api: str, outcome: str, duration_s: float) -> None:
         """A tensor request has ended; the only place where requests are counted."""
-        self._requests[api, outcome].add()
+        self._requests.children[api, outcome].value += 1
         if outcome == "ok":
-            self._request_duration[api].observe(duration_s)
+            self._request_duration.children[api,].observe(duration_s)
             self._last_ok_unix_s = time.time()
 
     def stage(self, stage: str, duration_s: float) -> None:
         """One stage of a request is over."""
-        self._stage_duration[stage].observe(duration_s)
+        self._stages[stage].observe(duration_s)
 
     def batch_started(self, trigger: str, tokens: int, requests: int) -> None:
         """A batch left the queue for the engine."""
-        self._batches[trigger].add()
-        self._batch_tokens[()].observe(tokens)
-        self._batch_requests[()].observe(requests)
+        self._batches.children[trigger,].value += 1
+        self._one_batch_tokens.observe(tokens)
+        self._one_batch_requests.observe(requests)
 
     def batch_succeeded(
         self,
@@ -237,14 +239,14 @@ class Metrics:
         stages: Mapping[str, float],
     ) -> None:
         """The engine has answered a batch."""
-        self._tokens[()].add(tokens)
-        self._flops[()].add(flops)
-        self._busy[()].add(busy_s)
+        self._one_tokens.value += tokens
+        self._one_flops.value += flops
+        self._one_busy.value += busy_s
         for kernel, seconds in kernels:
-            self._kernel_launches[kernel].add()
-            self._kernel_duration[kernel].observe(seconds)
+            self._kernel_launches.children[kernel,].value += 1
+            self._kernel_duration.children[kernel,].observe(seconds)
         for stage, seconds in stages.items():
-            self._stage_duration[stage].observe(seconds)
+            self._stages[stage].observe(seconds)
 
     def statistics(self) -> dict[str, int]:
         """What the v2 statistics document reports: counts, and `…_ns` for their total times."""
