@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SERVE_FLAGS ?=
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: serve test lint types unit venv readme bench clean
+.PHONY: serve test lint types unit kernels venv readme bench clean
 
 serve: $(VENV)/.serve
 	$(BIN)/tilemlp serve $(SERVE_FLAGS)
@@ -28,6 +28,13 @@ unit: $(VENV)/.dev
 	$(BIN)/coverage report --fail-under=95
 
 venv: $(VENV)/.dev
+
+# The fused Hopper kernels, build/csrc/libswiglu.so; needs CMake and nvcc 12.8 to 13.x. Fails on
+# register spills, serialised WGMMAs and calls in a kernel.
+kernels: $(VENV)/.dev
+	$(BIN)/python -m pip install -q -c constraints.txt nvidia-cuda-cuobjdump
+	cmake -S csrc -B build/csrc -DPython3_EXECUTABLE=$(abspath $(BIN)/python)
+	cmake --build build/csrc --parallel 2
 
 # What README.md says of settings, metrics and measurements, rendered from code and results.
 readme: $(VENV)/.dev

@@ -22,8 +22,8 @@ def test_memory_does_not_grow_over_50_000_requests() -> None:
         before = server.resident_bytes()
         assert run_round(server.port, body, clients=8, requests=50_000).errors == 0
         growth = server.resident_bytes() - before
-    # A leak of one small object per request would be 3 MB and more.
-    assert growth < 1 << 20, f"resident memory grew by {growth / 2**20:.1f} MiB"
+    # A leak of one small object per request would be 3 MB and more; 0 to 1.1 MiB were seen.
+    assert growth < 5 << 19, f"resident memory grew by {growth / 2**20:.1f} MiB"
 
 
 def test_large_bodies_take_what_is_in_flight_and_no_more() -> None:

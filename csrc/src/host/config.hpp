@@ -1,0 +1,32 @@
+// The kernel configurations that exist, by id, and their names. Pure data; the kernels themselves
+// are in device/instances/, one file or two per row.
+#pragma once
+
+#include "swiglu/swiglu.h"
+
+namespace swiglu {
+
+// Order of the table = id = order of device/launch_table.cu. Append only: ids are part of the ABI.
+enum ConfigId : int {
+  kPp128x192c2x1 = 0,
+  kPp128x192c1x1,
+  kPp128x192c1x2,
+  kPp64x256c1x1,
+  kPp64x256c2x1,
+  kCo128x256c2x1,
+  kCo256x128c2x1,
+  kCo256x128c1x2,
+  kCo256x192c2x1,
+  kCo256x192c1x2,
+  kPp128x192c2x1g1,
+  kPp128x192c2x1phys,
+  kNumConfigs
+};
+
+// The row of `id`, 0 <= id < kNumConfigs. struct_size is filled in.
+swiglu_config_t const& config_at(int id);
+
+// Is this configuration compiled for this dtype and activation?
+bool is_compiled(int id, swiglu_dtype_t dtype, swiglu_activation_t activation);
+
+}  // namespace swiglu

@@ -1,0 +1,111 @@
+"""The configuration table and the choice among it: pure, so tested without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from tests.csrc import abi
+
+QWEN = [
+    (896, 4864),
+    (1536, 8960),
+    (2048, 11008),
+    (3584, 18944),
+    (5120, 13824),
+    (5120, 27648),
+    (8192, 29568),
+]
+TOKENS = [1, 8, 63, 64, 65, 127, 128, 129, 1024, 2048, 4096, 8192, 100_000]
+
+
+def select(library, m, n, k, *, dtype=abi.BF16, activation=abi.SILU) -> abi.Choice:
+    choice = abi.Choice()
+    assert library.swiglu_select(m, n, k, dtype, activation, 132, ctypes.byref(choice)) == abi.OK
+    return choice
+
+
+def test_the_table_is_consistent(library):
+    table = abi.configs(library)
+    assert [config.id for config in table] == list(range(len(table)))
+    assert len({config.name for config in table}) == len(table)
+    for config in table:
+        kind, tile, cluster = config.name.decode().split("_")[:3]
+        assert kind == ("co" if config.cooperative else "pp")
+        assert tile == f"{config.tile_m}x{2 * config.tile_n}"
+        assert cluster == f"c{config.cluster_m}x{config.cluster_n}"
+        assert config.granularity in (0, 1, 8)
+
+
+@pytest.mark.parametrize("index", [-1, 10_000])
+def test_an_index_outside_the_table_is_refused(library, index):
+    config = abi.Config(struct_size=ctypes.sizeof(abi.Config))
+    assert library.swiglu_get_config(index, ctypes.byref(config)) == 1
+    assert b"index: must be 0 to" in library.swiglu_last_error()
+
+
+def test_a_struct_of_another_size_is_refused(library):
+    assert library.swiglu_get_config(0, ctypes.byref(abi.Config(struct_size=4))) == 1
+
+
+@pytest.mark.parametrize("dtype", [abi.BF16, abi.FP16])
+@pytest.mark.parametrize("activation", [abi.SILU, abi.GELU_TANH, abi.RELU])
+def test_every_choice_is_complete_and_compiled(library, dtype, activation):
+    table = abi.configs(library)
+    for k, n in [*QWEN, (8, 8), (8192, 8)]:
+        for m in TOKENS:
+            choice = select(library, m, n, k, dtype=dtype, activation=activation)
+            config = table[choice.config]
+            assert config.granularity == 8
+            assert config.all_types or (dtype, activation) == (abi.BF16, abi.SILU)
+            assert choice.raster in (abi.RASTER_ALONG_M, abi.RASTER_ALONG_N)
+            assert choice.swizzle in (1, 2, 4, 8)
+
+
+def name_of(library, m, n, k, **types) -> str:
+    return abi.configs(library)[select(library, m, n, k, **types).config].name.decode()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "name"),
+    [
+        (64, (896, 4864), "pp_64x256_c1x1"),  # half of a 128-row tile would be empty
+        (2048, (896, 4864), "pp_128x192_c2x1"),  # 14 steps along K do not pay for an epilogue
+        (1024, (5120, 13824), "pp_128x192_c2x1"),  # 256-row tiles: 4.4 waves, so 5
+        (1024, (5120, 27648), "co_256x192_c2x1"),  # 256-row tiles: 8.7 waves, so 9
+        (8192, (8192, 29568), "co_256x192_c2x1"),
+    ],
+)
+def test_the_cheapest_tile_is_chosen(library, tokens, shape, name):
+    k, n = shape
+    assert name_of(library, tokens, n, k) == name
+
+
+def test_other_types_get_a_tile_that_is_compiled_for_them(library):
+    assert name_of(library, 8192, 29568, 8192, dtype=abi.FP16) == "pp_128x192_c2x1"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "raster", "swizzle"),
+    [
+        (8192, (896, 4864), abi.RASTER_ALONG_M, 1),  # 15 MB of tokens stay in L2
+        (100_000, (896, 4864), abi.RASTER_ALONG_N, 1),  # 17 MB of weights do
+        (8192, (2048, 11008), abi.RASTER_ALONG_N, 8),  # neither: 8 MB of tokens at a time
+        (8192, (3584, 18944), abi.RASTER_ALONG_N, 4),  # 15 MB
+        (8192, (8192, 29568), abi.RASTER_ALONG_N, 2),  # 17 MB
+    ],
+)
+def test_what_is_read_again_stays_in_l2(library, tokens, shape, raster, swizzle):
+    k, n = shape
+    choice = select(library, tokens, n, k)
+    assert (choice.raster, choice.swizzle) == (raster, swizzle)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "sms"), [(0, 8, 8, 1), (1, 0, 8, 1), (1, 8, -1, 1), (1, 8, 8, 0)]
+)
+def test_a_question_without_answer_is_refused(library, m, n, k, sms):
+    choice = abi.Choice()
+    assert library.swiglu_select(m, n, k, 0, 0, sms, ctypes.byref(choice)) == 2
+    assert b"must be 1 or more" in library.swiglu_last_error()
