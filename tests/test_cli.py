@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -15,7 +16,10 @@ import pytest
 from service import __version__
 from service.cli import main
 from service.config import Settings
+from service.engine.base import Batch, BatchReport
 from tests.checkpoints import mlp_tensors, write_checkpoint
+from tests.engines import FakeEngine
+from tests.servers import ServerThread
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +156,47 @@ def test_port_in_use_is_said_and_ends_it(tmp_path):
     assert str(port) in done.stderr
     assert "address already in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _load(url: str, *arguments: str) -> tuple[str, ...]:
+    short = ("--duration-s", "0.3", "--warm-up-s", "0.1", "--connections", "2", "--quiet")
+    return ("load", "--url", url, "--dtype", "fp32", *short, *arguments)
+
+
+def test_load_prints_and_writes_its_report(monkeypatch, capsys, tmp_path):
+    files = ("--json", str(tmp_path / "report.json"), "--plot", str(tmp_path / "load.png"))
+    with ServerThread(FakeEngine()) as server:
+        status, out, _ = _run(monkeypatch, capsys, *_load(server.url, *files))
+    assert status == 0
+    assert "connections" in out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["model"] == "tiny"
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_load_exits_with_1_when_requests_fail(monkeypatch, capsys):
+    engine = FakeEngine()
+    with ServerThread(engine) as server:
+        run = engine.run
+        answered = iter(range(60))
+
+        def run_some(batch: Batch) -> BatchReport:
+            if next(answered, None) is None:
+                raise RuntimeError("no")
+            return run(batch)
+
+        monkeypatch.setattr(engine, "run", run_some)
+        status, out, _ = _run(monkeypatch, capsys, *_load(server.url))
+    assert status == 1
+    assert "500" in out
+
+
+@pytest.mark.parametrize("name", ["json", "plot"])
+def test_load_refuses_a_file_it_could_not_write_before_it_begins(
+    monkeypatch, capsys, tmp_path, name
+):
+    nowhere = tmp_path / "nowhere" / "file"
+    arguments = _load("http://127.0.0.1:9", f"--{name}", str(nowhere))
+    status, _, err = _run(monkeypatch, capsys, *arguments)
+    assert status == 2
+    assert err == f"tilemlp: {name}: must be in a directory that exists, is {nowhere}\n"
