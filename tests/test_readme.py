@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,27 +38,37 @@ def test_there_is_an_example_for_curl_httpx_tritonclient_and_load() -> None:
         assert word in code
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Address of a server as `make serve` starts it, and the directory that all blocks share."""
+    folder = tmp_path_factory.mktemp("readme")
+    with ServerProcess(folder / "server.log") as server:
+        yield server.url.removeprefix("http://"), folder
+
+
 @pytest.mark.e2e
-def test_every_block_runs_and_prints_what_the_readme_says(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "server.log") as server:
-        address = server.url.removeprefix("http://")
-        for language, text, expected in blocks():
-            code = text.replace("localhost:8000", address)
-            command = ["bash", "-e"] if language == "bash" else [sys.executable, "-"]
-            environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "LC_ALL": "C"}
-            result = subprocess.run(
-                command,
-                input=code,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-                cwd=tmp_path,
-                env=environment,
-            )
-            assert result.returncode == 0, f"{code}\n{result.stdout}\n{result.stderr}"
-            if expected is not None:
-                assert normalise(result.stdout) == normalise(expected)
+@pytest.mark.parametrize(
+    ("language", "text", "expected"), blocks(), ids=[text[:20] for _, text, _ in blocks()]
+)
+def test_a_block_runs_and_prints_what_the_readme_says(
+    running: tuple[str, Path], language: str, text: str, expected: str | None
+) -> None:
+    address, folder = running
+    if "curl " in text and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    result = subprocess.run(
+        ["bash", "-e"] if language == "bash" else [sys.executable, "-"],
+        input=text.replace("localhost:8000", address),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=folder,
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "LC_ALL": "C"},
+    )
+    assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+    if expected is not None:
+        assert normalise(result.stdout) == normalise(expected)
 
 
 def normalise(text: str) -> str:
