@@ -32,7 +32,7 @@ venv: $(VENV)/.dev
 # The fused Hopper kernels, build/csrc/libswiglu.so; needs CMake and nvcc 12.8 to 13.x. Fails on
 # register spills, serialised WGMMAs and calls in a kernel.
 kernels: $(VENV)/.dev
-	$(BIN)/python -m pip install -q -c constraints.txt nvidia-cuda-cuobjdump
+	$(BIN)/python -m pip install -q -c constraints.txt nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 	cmake -S csrc -B build/csrc -DPython3_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/csrc --parallel 2
 

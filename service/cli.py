@@ -222,3 +222,80 @@ def bench_service(
         lines = run_service_bench(results, command, status.update)
     for line in lines:
         typer.echo(line)
+
+
+@bench.command("kernels")
+def bench_kernels(
+    models: Annotated[
+        str, typer.Option(help="Presets whose shapes to measure, with commas.")
+    ] = "0.5b,1.5b,3b,7b,14b,32b,72b",
+    tokens: Annotated[
+        str, typer.Option(help="Batch sizes in tokens, with commas.")
+    ] = "1,16,64,256,1024,2048,4096,8192",
+    variants: Annotated[
+        str, typer.Option(help="What to time; quack is left out where it is not installed.")
+    ] = "eager,compile,merged,gemm,quack,kernel2,fused",
+    rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 3,
+    settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
+    measure_s: Annotated[
+        float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
+    ] = 0.12,
+    budget_s: Annotated[
+        float, typer.Option(help="No further size is begun after so many seconds.")
+    ] = float("inf"),
+    results: Annotated[
+        Path, typer.Option(help="Directory for <gpu>-kernels.csv and .json.")
+    ] = Path("service/bench/results"),
+    add: Annotated[
+        bool, typer.Option(help="Keep rows of earlier runs that this one does not measure.")
+    ] = False,
+    tune: Annotated[
+        bool, typer.Option(help="Search the best kernel of each size: <gpu>-dispatch.json.")
+    ] = False,
+    plot: Annotated[
+        bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
+    ] = False,
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to record where there is no checkout.")
+    ] = None,
+) -> None:
+    """Measure the fused kernels against eager, torch.compile, cuBLAS and QuACK."""
+    if plot:
+        from service.bench.kernel_plot import plot_directory
+
+        for picture in plot_directory(results):
+            typer.echo(picture)
+        return
+    from service.bench.kernel_options import (
+        KernelBenchOptions,
+        parse_models,
+        parse_tokens,
+        recorded_command,
+    )
+    from service.bench.kernel_tune import run_tune
+    from service.bench.kernel_variants import parse_variants
+    from service.bench.kernels import run_kernel_bench
+    from service.bench.timing import Steadiness
+
+    options = KernelBenchOptions(
+        models=parse_models(models),
+        tokens=parse_tokens(tokens),
+        variants=parse_variants(variants),
+        steadiness=Steadiness(settle_s, measure_s, rounds),
+        budget_s=budget_s,
+        results=results,
+        add=add,
+        command=recorded_command(sys.argv[1:]),
+        commit=commit,
+    )
+    run = run_tune if tune else run_kernel_bench
+    with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
+        task = bar.add_task("ceilings of this card", total=None)
+        lines = run(
+            options,
+            lambda done, total, what: bar.update(
+                task, completed=done, total=total, description=what
+            ),
+        )
+    for line in lines:
+        typer.echo(line)

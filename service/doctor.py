@@ -13,6 +13,9 @@ from service.config import load_settings
 from service.engine.create import select_device
 from service.engine.gpus import describe_gpus
 from service.errors import StartError
+from service.kernels.abi import ABI_VERSION
+from service.kernels.errors import LibraryError
+from service.kernels.library import default_library
 
 _PACKAGES = ("torch", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "prometheus-client")
 
@@ -25,6 +28,7 @@ def examine() -> tuple[list[tuple[str, str]], bool]:
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
         ("machine", f"{platform.platform()}, {os.cpu_count()} cores, {_memory()}"),
     ]
+    findings.append(("kernels", _kernel_library()))
     gpus = describe_gpus()
     findings += [("gpu", gpu) for gpu in gpus] or [("gpu", "none that torch can use")]
     try:
@@ -37,6 +41,15 @@ def examine() -> tuple[list[tuple[str, str]], bool]:
     findings.append(("settings", shown or "all at their defaults"))
     findings.append(("backend", f"reference on {device}: {reason}"))
     return findings, True
+
+
+def _kernel_library() -> str:
+    try:
+        library = default_library()
+    except LibraryError as error:
+        return str(error).removeprefix("kernel library: ")
+    count = len(library.configs)
+    return f"{library.path}, ABI {ABI_VERSION}, {count} kernels, {library.build_info}"
 
 
 def _version(package: str) -> str:

@@ -11,7 +11,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+from service.bench.kernel_results import KernelRow, read_about, read_rows
 from service.config import Settings
 from service.errors import outcomes
 from service.metrics import Metrics
@@ -70,6 +72,63 @@ def service_bench_table() -> str:
         f"Counting in the metrics takes {about['metrics_us_per_request']} µs of a request that is "
         f"a batch of its own. Resident memory changed by {growth:+.0f} KiB over "
         f"{about['soak_requests']} requests."
+    )
+
+
+def kernel_bench_table() -> str:
+    """What `tilemlp bench kernels` last wrote for every GPU: pictures, times, conditions."""
+    paths = sorted(RESULTS.glob("*-kernels.csv"))
+    return "\n\n".join(_kernels_of_gpu(path) for path in paths)
+
+
+def _kernels_of_gpu(path: Path) -> str:
+    times = ("eager", "compile", "merged", "GEMM alone", "QuACK", "Kernel-1", "Kernel-2", "fused")
+    ratios = ("eager/fused", "fused/GEMM")
+    header = ("model", "tokens", *times, *ratios, "chosen", "off by 1 %", "of HBM")
+    table = _table(header, (_kernel_cells(row) for row in read_rows(path)))
+    pictures = "\n".join(
+        f"![{what}](service/bench/results/{path.stem}-{what}.png)"
+        for what in ("speedup", "roofline")
+    )
+    conditions = " ".join(_kernel_conditions(run) for run in read_about(path.with_suffix(".json")))
+    return (
+        f"{pictures}\n\n{table}\n\nMicroseconds a call. Off by 1 %: elements of eager and of fused "
+        f"that are more than 1 % away from FP64. {conditions}"
+    )
+
+
+def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
+    names = ("eager", "compile", "merged", "gemm", "quack", "kernel1", "kernel2", "fused")
+    times = [getattr(row, f"{name}_us") for name in names]
+    shares = [
+        f"{share * 100:.3f} %"
+        for share in (row.mismatch_eager, row.mismatch_fused)
+        if share is not None
+    ]
+    return (
+        row.model,
+        str(row.tokens),
+        *("" if us is None else f"{us:.1f}" for us in times),
+        _ratio(row.eager_us, row.fused_us),
+        _ratio(row.fused_us, row.gemm_us),
+        "" if row.chosen is None else f"`{row.chosen}`",
+        ", ".join(shares),
+        "" if row.hbm_fraction is None else f"{row.hbm_fraction:.2f}",
+    )
+
+
+def _ratio(above: float | None, below: float | None) -> str:
+    return f"{above / below:.3f}" if above and below else ""
+
+
+def _kernel_conditions(run: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {found}" for name, found in run["versions"].items())
+    return (
+        f"{run['gpu']}, limit {run.get('power_limit_watts', 0):.0f} W, driver "
+        f"{run.get('driver', '?')}, CUDA {run['cuda']}, {versions}, {run['library']}, commit "
+        f"{run['commit']}, {run['date'][:10]}, `{run['command']}`; 8192³ GEMM "
+        f"{run['ceilings']['gemm_flops_per_s'] / 1e12:.0f} TFLOP/s, memory read "
+        f"{run['ceilings']['hbm_read_bytes_per_s'] / 1e12:.2f} TB/s."
     )
 
 

@@ -50,13 +50,13 @@ RULES = {
     "app": Row("routes runtime config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
     "server": Row("app runtime http_protocol engine.base config errors log", "uvicorn"),
-    "doctor": Row("engine config errors"),
+    "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),
     # uvicorn is also the bare server that the service is compared with.
     "bench": Row(
         "load server engine kernels config errors log metrics",
-        "torch numpy matplotlib rich uvicorn",
+        "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench config errors metrics"),
     "cli": Row("server doctor load bench engine config errors log", "typer rich pydantic"),

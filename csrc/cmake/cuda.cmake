@@ -15,16 +15,19 @@ execute_process(COMMAND ${Python3_EXECUTABLE} ${third_party}/fetch_cutlass.py CO
 
 set(checked_compiler ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/nvcc_checked.py)
 if(SWIGLU_CHECK_SASS)
-  # In the toolkit, or in the PyPI package nvidia-cuda-cuobjdump of the Python that runs the build.
+  # In the toolkit, or in PyPI packages of the Python that runs the build; cuobjdump calls nvdisasm.
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     OUTPUT_VARIABLE site_packages OUTPUT_STRIP_TRAILING_WHITESPACE)
   file(GLOB pip_cuobjdump ${site_packages}/nvidia/*/bin)
   get_filename_component(nvcc_folder ${CMAKE_CUDA_COMPILER} DIRECTORY)
   find_program(SWIGLU_CUOBJDUMP cuobjdump HINTS ${nvcc_folder} ${pip_cuobjdump} /usr/local/cuda/bin)
-  if(NOT SWIGLU_CUOBJDUMP)
-    message(FATAL_ERROR "cuobjdump not found: pip install nvidia-cuda-cuobjdump, name it with "
-                        "-DSWIGLU_CUOBJDUMP=, or build with -DSWIGLU_CHECK_SASS=OFF")
+  get_filename_component(cuobjdump_folder "${SWIGLU_CUOBJDUMP}" DIRECTORY)
+  find_program(SWIGLU_NVDISASM nvdisasm HINTS ${cuobjdump_folder})
+  if(NOT SWIGLU_CUOBJDUMP OR NOT SWIGLU_NVDISASM)
+    message(FATAL_ERROR "cuobjdump and nvdisasm not found: pip install nvidia-cuda-cuobjdump "
+                        "nvidia-cuda-nvdisasm, name the first with -DSWIGLU_CUOBJDUMP=, or build "
+                        "with -DSWIGLU_CHECK_SASS=OFF")
   endif()
   list(APPEND checked_compiler --cuobjdump ${SWIGLU_CUOBJDUMP})
 endif()
@@ -34,7 +37,9 @@ add_library(swiglu_kernels OBJECT ${instances})
 set_target_properties(swiglu_kernels PROPERTIES CUDA_COMPILER_LAUNCHER "${checked_compiler}")
 set_property(GLOBAL PROPERTY JOB_POOLS nvcc=${SWIGLU_CUDA_JOBS})
 set_property(TARGET swiglu_kernels PROPERTY JOB_POOL_COMPILE nvcc)
-target_compile_definitions(swiglu_kernels PRIVATE NDEBUG CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL)
+target_compile_definitions(swiglu_kernels PRIVATE NDEBUG CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL
+  # WGMMAs 160 columns wide.
+  CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED)
 target_compile_options(swiglu_kernels PRIVATE
   -gencode=arch=compute_90a,code=sm_90a -O3 --expt-relaxed-constexpr -Xptxas=-v)
 set(cutlass_includes ${third_party}/cutlass/include ${third_party}/cutlass/tools/util/include)

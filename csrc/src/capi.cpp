@@ -41,10 +41,10 @@ void complete(Problem* problem) {
                           .config;
   }
   if (problem->raster == SWIGLU_RASTER_AUTO) {
-    problem->raster = select_raster(problem->m, problem->k);
+    problem->raster = select_raster(problem->m, problem->n, problem->k);
   }
   if (problem->swizzle == 0) {
-    problem->swizzle = select_swizzle(problem->config, problem->m, problem->n, problem->k);
+    problem->swizzle = select_swizzle(problem->m, problem->n, problem->k);
   }
 }
 

@@ -36,7 +36,10 @@ def report_faults(log: str) -> list[str]:
 def sass_faults(cuobjdump: str, object_file: str) -> list[str]:
     """Return the CALL instructions in the object file's kernels, one line per kind and kernel."""
     command = [cuobjdump, "--dump-sass", object_file]
-    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        return [f"{cuobjdump} failed: {done.stderr.strip()}"]
+    listing = done.stdout
     if "HGMMA" not in listing:
         return [f"{object_file}: no HGMMA in its SASS, so this is not the kernel that was meant"]
     faults, kernel = [], ""

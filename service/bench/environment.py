@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import datetime, timezone
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PACKAGES = ("fastapi", "httptools", "starlette", "torch", "uvicorn", "uvloop")
 
 
-def describe_environment(command: str) -> dict[str, object]:
-    """Machine, versions, commit, date and command."""
+def describe_environment(
+    command: str, packages: Iterable[str] = _PACKAGES, commit: str | None = None
+) -> dict[str, object]:
+    """Machine, versions, commit, date and command.
+
+    Args:
+        command: What a reader would type.
+        packages: Distributions whose versions matter; those not installed are left out.
+        commit: Where there is no checkout to ask.
+    """
     return {
         "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": _versions(packages),
     }
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _processor() -> str:

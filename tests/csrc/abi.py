@@ -23,6 +23,7 @@ BF16, FP16 = 0, 1
 SILU, GELU_TANH, RELU = 0, 1, 2
 RASTER_AUTO, RASTER_ALONG_M, RASTER_ALONG_N = 0, 1, 2
 CONFIG_AUTO = -1
+WEIGHTS_CONSTANT = 1
 
 
 class Args(ctypes.Structure):
@@ -34,7 +35,7 @@ class Args(ctypes.Structure):
         ("raster", ctypes.c_int32),
         ("swizzle", ctypes.c_int32),
         ("num_sms", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
         ("m", ctypes.c_int64),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),

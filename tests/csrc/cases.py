@@ -1,4 +1,8 @@
-"""Random problems inside poisoned buffers, their FP64 results, and the verdict on an output."""
+"""Random problems inside poisoned buffers, their FP64 results, and the verdict on an output.
+
+Outputs lie inside poisoned buffers and inputs are followed by NaN, so that a row or a column too
+many shows at once.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +97,26 @@ def frame_fault(case: Case) -> str:
     left = (case.frame.shape[1] - n) // 2
     copy[top : top + m, left : left + n] = POISON
     return "" if bool((copy == POISON).all()) else "written outside the output"
+
+
+def run_case(
+    swiglu,
+    config,
+    shape,
+    *,
+    scale=0.02,
+    dtype=torch.bfloat16,
+    activation=abi.SILU,
+    pad=8,
+    **options,
+):
+    """Run one random case on one configuration; "" or a sentence that says what is wrong."""
+    case = make_case(*shape, scale=scale, dtype=dtype, pad=pad)
+    weights = swiglu.weights(config, case.gate_up)
+    swiglu(case.x, weights, case.out, config=config.id, activation=activation, **options)
+    expected, slack = reference(case.x, case.gate_up, activation)
+    fault = faults(case.out, expected, slack) or frame_fault(case)
+    return f"M, N, K {shape} scale {scale} pad {pad} {options}: {fault}" if fault else ""
 
 
 def off_by_percent(values, expected) -> float:

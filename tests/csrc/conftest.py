@@ -1,8 +1,9 @@
-"""The host half of the library, built with the C++ compiler alone: no CUDA, no CUTLASS, no GPU."""
+"""The host half of the library, built with the C++ compiler alone, and the real one for a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from tests.csrc import abi
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
 HOST_SOURCES = [CSRC / "src" / "capi.cpp", *sorted((CSRC / "src" / "host").glob("*.cpp"))]
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wno-sign-conversion", "-Werror"]
 
@@ -55,3 +57,23 @@ def good_args():
         out=0x3000,
         out_row_stride=4864,
     )
+
+
+@pytest.fixture(scope="session")
+def swiglu():
+    """The built library with torch tensors, for tests marked gpu; SWIGLU_LIBRARY names another."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    path = Path(os.environ.get("SWIGLU_LIBRARY", ROOT / "build" / "csrc" / "libswiglu.so"))
+    if not path.is_file():
+        pytest.skip(f"needs {path}: make kernels")
+    gpu_run = pytest.importorskip("tests.csrc.gpu_run")
+    torch.manual_seed(0)
+    return gpu_run.Swiglu(str(path))
+
+
+@pytest.fixture
+def config(swiglu, config_name):
+    """One kernel configuration of the built library, by the name a test is parametrised with."""
+    return swiglu.by_name[config_name]

@@ -51,6 +51,10 @@ class Swiglu:
         if said:
             raise RuntimeError(said)
 
+    def weights(self, config: abi.Config, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return [gate; up] as this configuration reads it."""
+        return interleave_rows(gate_up) if config.granularity == 0 else gate_up
+
     def __call__(self, x, gate_up, out, /, **options) -> None:
         self.launch(self.args(x, gate_up, out, **options))
 

@@ -4,11 +4,11 @@
         [--models 0.5B,7B] [--tokens 1024,2048] [--variants gemm,pp_128x192_c2x1:m:1] [--rounds 3]
 
 A variant is `gemm` (the bare cuBLAS GEMM on [2N, K], no activation), `eager`, `auto` (what the
-library chooses), or a configuration's name with raster (m, n or -) and swizzle (0 = the library's
-choice). Every variant of a size is captured once as a CUDA graph that walks over weight sets of
-more than 400 MB. A visit replays the graph for the settling time and then for the measuring time;
-the order of visits is shuffled each round, and the median of the rounds is reported, with power and
-SM clock sampled during the visit.
+library chooses), or a configuration's name with raster (m, n or -), swizzle (0 = the library's
+choice) and `w` for SWIGLU_WEIGHTS_CONSTANT. Every variant of a size is captured once as a CUDA
+graph that walks over weight sets of more than 400 MB. A visit replays the graph for the settling
+time and then for the measuring time; the order of visits is shuffled each round, and the median of
+the rounds is reported, with power and SM clock sampled during the visit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def make_calls(variant: str, libraries: list[Swiglu], sizes: Sizes, tokens: int)
     if variant == "eager":
         n = sizes.n
         return [lambda w=w: functional.silu(x @ w[:n].T) * (x @ w[n:].T) for w in sizes.weights]
-    name, raster, swizzle = [*variant.split(":"), "-", "0"][:3]
+    given = variant.split(":")
+    name, raster, swizzle, flags = given + ["-", "0", ""][len(given) - 1 :]
     swiglu = libraries[int(name.startswith("other/"))]
     config = swiglu.by_name.get(name.removeprefix("other/"))  # None for auto
     weights = sizes.physical() if config and config.granularity == 0 else sizes.weights
@@ -69,6 +70,7 @@ def make_calls(variant: str, libraries: list[Swiglu], sizes: Sizes, tokens: int)
         "config": config.id if config else abi.CONFIG_AUTO,
         "raster": {"-": abi.RASTER_AUTO, "m": abi.RASTER_ALONG_M, "n": abi.RASTER_ALONG_N}[raster],
         "swizzle": int(swizzle),
+        "flags": abi.WEIGHTS_CONSTANT if flags == "w" else 0,
     }
     launches = [swiglu.args(x, w, sizes.out[:tokens], **options) for w in weights]
     return [lambda a=args: swiglu.launch(a) for args in launches]

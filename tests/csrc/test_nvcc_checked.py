@@ -46,6 +46,19 @@ def test_what_is_refused(tmp_path, report, sass, fault):
     assert (fault or "") in result.stderr
 
 
+def test_a_disassembler_that_fails_is_a_fault(tmp_path):
+    compiler = script(tmp_path / "nvcc", CLEAN, writes=True)
+    disassembler = tmp_path / "cuobjdump"
+    disassembler.write_text("#!/bin/sh\necho 'no nvdisasm' >&2\nexit 1\n")
+    disassembler.chmod(0o755)
+    result_file = tmp_path / "kernel.o"
+    command = [sys.executable, TOOL, "--cuobjdump", disassembler, compiler, "-c", "-o", result_file]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "failed: no nvdisasm" in result.stderr
+    assert not result_file.exists()
+
+
 def test_a_failing_compiler_keeps_its_words_and_status(tmp_path):
     compiler = tmp_path / "nvcc"
     compiler.write_text("#!/bin/sh\necho 'error: no such thing'\nexit 3\n")

@@ -69,6 +69,13 @@ typedef enum swiglu_raster {
   SWIGLU_RASTER_ALONG_N = 2
 } swiglu_raster_t;
 
+/*
+ * The kernels are launched so that they may start while the one before on the stream still runs,
+ * and wait for it before they touch a tensor. With SWIGLU_WEIGHTS_CONSTANT they start to load the
+ * weights before that: only for weights that the work enqueued last on the stream does not write.
+ */
+typedef enum swiglu_flag { SWIGLU_WEIGHTS_CONSTANT = 1 } swiglu_flag_t;
+
 /* In swiglu_args_t.config: let swiglu_select() choose. */
 #define SWIGLU_CONFIG_AUTO (-1)
 
@@ -82,11 +89,12 @@ typedef struct swiglu_args {
   int32_t activation;   /* swiglu_activation_t */
   int32_t config;       /* id of a configuration, or SWIGLU_CONFIG_AUTO */
   int32_t raster;       /* swiglu_raster_t; AUTO: what swiglu_select() says for this problem */
-  int32_t swizzle;      /* tiles grouped for L2 reuse: 1, 2, 4 or 8; 0: what swiglu_select() says */
+  int32_t swizzle;      /* clusters of tiles that are neighbours across the raster and worked on
+                           together, for L2 reuse: 1 .. 1024; 0: what swiglu_select() says */
   int32_t num_sms;      /* multiprocessors to use; 0: all of the device */
-  int32_t reserved;     /* 0 */
+  int32_t flags;        /* 0 or swiglu_flag_t */
 
-  int64_t m; /* tokens, 0 .. 2^31 - 1024; 0 enqueues nothing */
+  int64_t m; /* tokens, 0 .. 2^31 - 1024; m * n at most 2^43; 0 enqueues nothing */
   int64_t n; /* intermediate_size, a multiple of 8, 8 .. 2^30 - 1024 */
   int64_t k; /* hidden_size, a multiple of 8, 0 .. 2^31 - 1024; 0 fills out with zeros */
 

@@ -76,7 +76,8 @@ typename Gemm::Kernel::Arguments kernel_arguments(Problem const& problem,
   arguments.problem_shape = {static_cast<int>(problem.m), static_cast<int>(2 * problem.n),
                              static_cast<int>(problem.k), 1};
   arguments.mainloop = {static_cast<Element const*>(problem.x), problem.x_row_stride,
-                        static_cast<Element const*>(problem.gate_up), problem.gate_up_row_stride};
+                        static_cast<Element const*>(problem.gate_up), problem.gate_up_row_stride,
+                        problem.weights_are_constant};
   arguments.epilogue.thread = {
       {}, {static_cast<Element*>(problem.out), {problem.out_row_stride, {}, 0}}};
   arguments.hw_info = hw_info;
@@ -103,14 +104,17 @@ Error launch_gemm(Problem const& problem, DeviceInfo const& device, cudaStream_t
             "the driver refused a tensor map; shapes and strides were valid, so this is our bug"};
   }
 
-  cudaLaunchAttribute attribute = cluster_attribute(cluster);
+  cudaLaunchAttribute attributes[2] = {cluster_attribute(cluster), {}};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = Kernel::get_grid_shape(params);
+  config.gridDim =
+      Kernel::TileScheduler::grid_shape(params.scheduler, max_clusters, device.num_sms);
   config.blockDim = Kernel::get_block_shape();
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   void* kernel_args[] = {&params};
   return cuda_error(
       "cudaLaunchKernelExC",

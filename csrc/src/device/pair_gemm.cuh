@@ -13,6 +13,7 @@
 #include "device/epilogue/activation.hpp"
 #include "device/epilogue/pair_mul_store.hpp"
 #include "device/mainloop/gated_mainloop.hpp"
+#include "device/raster_scheduler.hpp"
 
 namespace swiglu::device {
 
@@ -76,7 +77,7 @@ struct PairGemm {
   using Mainloop = GatedMainloop<StockMainloop, Granularity>;
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
-                                                      Epilogue, cutlass::gemm::PersistentScheduler>;
+                                                      Epilogue, GroupedRaster>;
 };
 
 }  // namespace swiglu::device

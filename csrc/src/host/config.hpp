@@ -1,20 +1,18 @@
 // The kernel configurations that exist, by id, and their names. Pure data; the kernels themselves
-// are in device/instances/, one file or two per row.
+// are in device/instances/.
 #pragma once
 
 #include "swiglu/swiglu.h"
 
 namespace swiglu {
 
-// Order of the table = id = order of device/launch_table.cu. Append only: ids are part of the ABI.
+// Order of the table = id = order of device/launch_table.cpp. Append only: ids are part of the ABI.
 enum ConfigId : int {
   kPp128x192c2x1 = 0,
   kPp128x192c1x1,
-  kPp128x192c1x2,
+  kPp128x160c2x1,
   kPp64x256c1x1,
-  kPp64x256c2x1,
   kCo128x256c2x1,
-  kCo256x128c2x1,
   kCo256x128c1x2,
   kCo256x192c2x1,
   kCo256x192c1x2,

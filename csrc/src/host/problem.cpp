@@ -1,5 +1,6 @@
 #include "host/problem.hpp"
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 
@@ -14,6 +15,8 @@ constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1024;
 constexpr int64_t kMaxColumns = (int64_t{1} << 30) - 1024;
 // A tensor map holds strides below 2^40 bytes.
 constexpr int64_t kMaxStride = int64_t{1} << 39;
+// Keeps the number of tiles below 2^31.
+constexpr int64_t kMaxOutputs = int64_t{1} << 43;
 constexpr int64_t kAlignment = 8;  // 16 bytes of 2-byte elements
 
 Error refuse(swiglu_status_t status, char const* argument, std::string const& rule,
@@ -38,11 +41,11 @@ Error check_multiple(swiglu_status_t status, char const* argument, int64_t value
 }
 
 Error check_enum(char const* argument, int32_t value, std::initializer_list<int32_t> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) {
+    return {};
+  }
   std::string rule = "one of";
   for (int32_t option : allowed) {
-    if (value == option) {
-      return {};
-    }
     rule += " " + std::to_string(option);
   }
   return refuse(SWIGLU_INVALID_ARGUMENT, argument, rule, std::to_string(value));
@@ -75,8 +78,11 @@ Error check_options(swiglu_args_t const& args) {
   if (Error error = check_enum("raster", args.raster,
                                {SWIGLU_RASTER_AUTO, SWIGLU_RASTER_ALONG_M, SWIGLU_RASTER_ALONG_N}))
     return error;
-  if (Error error = check_enum("swizzle", args.swizzle, {0, 1, 2, 4, 8})) return error;
-  if (Error error = check_enum("reserved", args.reserved, {0})) return error;
+  if (args.swizzle < 0 || args.swizzle > kMaxSwizzle) {
+    return refuse(SWIGLU_INVALID_ARGUMENT, "swizzle", "0 to " + std::to_string(kMaxSwizzle),
+                  std::to_string(args.swizzle));
+  }
+  if (Error error = check_enum("flags", args.flags, {0, SWIGLU_WEIGHTS_CONSTANT})) return error;
   if (args.num_sms < 0) {
     return refuse(SWIGLU_INVALID_ARGUMENT, "num_sms", "0 or more", std::to_string(args.num_sms));
   }
@@ -99,6 +105,10 @@ Error check_extents(swiglu_args_t const& args) {
   if (Error error = check_range("m", args.m, 0, kMaxExtent)) return error;
   if (Error error = check_range("n", args.n, kAlignment, kMaxColumns)) return error;
   if (Error error = check_multiple(SWIGLU_INVALID_SHAPE, "n", args.n)) return error;
+  if (args.m > kMaxOutputs / args.n) {
+    return refuse(SWIGLU_INVALID_SHAPE, "m", "at most 2^43 when multiplied by n",
+                  std::to_string(args.m));
+  }
   if (Error error = check_range("k", args.k, 0, kMaxExtent)) return error;
   return check_multiple(SWIGLU_INVALID_SHAPE, "k", args.k);
 }
@@ -144,6 +154,7 @@ Error validate_problem(swiglu_args_t const* args, Problem* problem) {
               static_cast<swiglu_raster_t>(args->raster),
               args->swizzle,
               args->num_sms,
+              (args->flags & SWIGLU_WEIGHTS_CONSTANT) != 0,
               args->m,
               args->n,
               args->k,

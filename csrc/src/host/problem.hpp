@@ -8,6 +8,9 @@
 
 namespace swiglu {
 
+// Largest group of clusters that swiglu_args_t.swizzle may ask for.
+inline constexpr int32_t kMaxSwizzle = 1024;
+
 // M = tokens, N = intermediate_size, K = hidden_size; strides in elements.
 struct Problem {
   swiglu_dtype_t dtype = SWIGLU_BF16;
@@ -16,6 +19,7 @@ struct Problem {
   swiglu_raster_t raster = SWIGLU_RASTER_AUTO;
   int swizzle = 0;
   int num_sms = 0;
+  bool weights_are_constant = false;
   int64_t m = 0;
   int64_t n = 0;
   int64_t k = 0;

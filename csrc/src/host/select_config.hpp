@@ -11,8 +11,8 @@ namespace swiglu {
 swiglu_choice_t select_config(int64_t m, int64_t n, int64_t k, swiglu_dtype_t dtype,
                               swiglu_activation_t activation, int num_sms);
 
-// The order and grouping of output tiles.
-swiglu_raster_t select_raster(int64_t m, int64_t k);
-int select_swizzle(int config, int64_t m, int64_t n, int64_t k);
+// The order of output tiles, and how many clusters of them are grouped across it.
+swiglu_raster_t select_raster(int64_t m, int64_t n, int64_t k);
+int select_swizzle(int64_t m, int64_t n, int64_t k);
 
 }  // namespace swiglu

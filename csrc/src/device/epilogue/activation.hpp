@@ -10,7 +10,7 @@
 namespace swiglu::device {
 
 // 2^x and 1/x of the special-function unit; flushing denormals saves two instructions each, and an
-// exponential below 2^-126 is nothing beside the 1 it is added to.
+// exponential below 2^-126 is nothing beside what it is added to.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -23,13 +23,15 @@ __device__ __forceinline__ float rcp_approx(float x) {
   return y;
 }
 
-// silu(x) = x / (1 + e^-x). For x below -88 the exponential is +inf and the result -0, as in
-// PyTorch but for values under 1e-36; x = -inf gives -inf * 0 = NaN, +inf gives +inf, NaN stays
-// NaN.
+// silu(x) = x / (1 + e^-x), both sides scaled by 2^-6: rcp.ftz returns 0 for arguments over 2^126,
+// which the plain form reaches at x = -87.3 already, where silu is still a normal number. This one
+// holds to -91.4; below it the result is -0, as PyTorch's is from -88.7 on. x = -inf gives
+// -inf * 0 = NaN as in PyTorch, +inf gives +inf, NaN stays NaN.
 struct Silu {
   __device__ __forceinline__ float operator()(float x) const {
     constexpr float kMinusLog2E = -1.4426950408889634f;
-    return x * rcp_approx(1.0f + exp2_approx(x * kMinusLog2E));
+    constexpr float kScale = 0x1p-6f;
+    return (x * kScale) * rcp_approx(kScale + exp2_approx(fmaf(x, kMinusLog2E, -6.0f)));
   }
 };
 

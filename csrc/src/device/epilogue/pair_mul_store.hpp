@@ -12,9 +12,8 @@
 //   tma_store   one bulk tensor store of the EpiM x EpiN/2 tile
 //
 // With DelayTmaStore = false and two or more store stages, visit of sub-tile i + 1 runs while the
-// bulk store of sub-tile i is in flight. The collective always allocates stage buffers for an
-// EpiM x EpiN tile of D, void or not; this node stages in their first halves, so it needs no shared
-// memory of its own.
+// bulk store of sub-tile i is in flight. The collective has stage buffers for an EpiM x EpiN tile
+// of D, void or not; this node stages in their first halves and needs no shared memory of its own.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -176,9 +175,8 @@ struct PairMulStore {
           thread_idx(thread_idx_) {}
 
     // Does any of this sub-tile lie inside the output? Beyond the work it saves in ragged tiles,
-    // the condition keeps the activation in a basic block of its own. Without it ptxas hoists the
-    // activations of the whole tile to right behind the last WGMMA, above the release of that
-    // WGMMA's pipeline stage, which the producer then waits for.
+    // it keeps the activation in a basic block of its own. Without it ptxas hoists the whole
+    // tile's activations above the release of the last stage, which the producer then waits for.
     CUTLASS_DEVICE bool is_inside(int epi_m, int epi_n) const {
       return epi_m * kEpiM < rows_left && epi_n * kEpiN < columns_left;
     }

@@ -1,15 +1,6 @@
-// The K loop of the fused kernels: CUTLASS's SM90 "TMA + WGMMA, warp-specialised" mainloop with one
-// change, the tensor map of operand B, which interleaves gate and up rows while it loads.
-//
-// The weights stay the plain merged tensor [2N, K], all gate rows and then all up rows. Row
-// r = 2g * b + g * h + i of the interleaved operand (0 <= i < g, h = 0 for gate, 1 for up) is row
-// h * N + g * b + i of that tensor, so the N mode of B is the hierarchical layout
-//
-//   shape (g, 2, N/g), stride (row, N * row, g * row)        g = interleave granularity
-//
-// which TMA takes as two extra dimensions: rank 5 with K and the unused batch mode. One TMA
-// instruction per stage as before, the same 128-byte rows out of L2; measured as fast as a
-// physically interleaved copy (NOTES.md).
+// The K loop of the fused kernels: CUTLASS's SM90 "TMA + WGMMA, warp-specialised" mainloop with two
+// changes: the tensor map of operand B, which interleaves gate and up rows while it loads
+// (weight_view.hpp), and programmatic dependent launch (see load).
 //
 // The kernel layers (sm90_gemm_tma_warpspecialized_{pingpong,cooperative}.hpp) call load_init,
 // load, load_tail in the producer and mma, mma_tail in the consumers; what is not defined here is
@@ -19,41 +10,10 @@
 #include "cute/tensor.hpp"
 #include "cutlass/gemm/collective/collective_mma.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
+#include "device/mainloop/multicast.hpp"
+#include "device/mainloop/weight_view.hpp"
 
 namespace swiglu::device {
-
-// Granularity of weights that are interleaved in memory already (by any granularity): B is then an
-// ordinary [2N, K] tensor. Only for measuring against the interleaving tensor map.
-inline constexpr int kPhysicallyInterleaved = 0;
-
-template <int Granularity>
-struct WeightView {
-  using Stride = cute::Stride<cute::Stride<int64_t, int64_t, int64_t>, cute::Int<1>, int64_t>;
-  CUTLASS_HOST_DEVICE static auto rows(int two_n) {
-    return cute::make_shape(cute::Int<Granularity>{}, cute::Int<2>{}, two_n / (2 * Granularity));
-  }
-  CUTLASS_HOST_DEVICE static Stride stride(int64_t row, int two_n) {
-    return {{row, row * (two_n / 2), row * Granularity}, {}, 0};
-  }
-};
-
-template <>
-struct WeightView<1> {
-  using Stride = cute::Stride<cute::Stride<int64_t, int64_t>, cute::Int<1>, int64_t>;
-  CUTLASS_HOST_DEVICE static auto rows(int two_n) {
-    return cute::make_shape(cute::Int<2>{}, two_n / 2);
-  }
-  CUTLASS_HOST_DEVICE static Stride stride(int64_t row, int two_n) {
-    return {{row * (two_n / 2), row}, {}, 0};
-  }
-};
-
-template <>
-struct WeightView<kPhysicallyInterleaved> {
-  using Stride = cute::Stride<int64_t, cute::Int<1>, int64_t>;
-  CUTLASS_HOST_DEVICE static auto rows(int two_n) { return two_n; }
-  CUTLASS_HOST_DEVICE static Stride stride(int64_t row, int) { return {row, {}, 0}; }
-};
 
 template <class Stock, int Granularity>
 struct GatedMainloop : Stock {
@@ -85,6 +45,7 @@ struct GatedMainloop : Stock {
     int64_t x_row_stride = 0;               // elements
     ElementB const* ptr_gate_up = nullptr;  // [2N, K], gate first
     int64_t gate_up_row_stride = 0;         // elements
+    bool weights_are_constant = false;      // not written by work that may still run
   };
 
   static auto make_tma_x(InternalElementA const* ptr, int m, int k, int l, StrideA stride) {
@@ -108,6 +69,7 @@ struct GatedMainloop : Stock {
     using TmaGateUp = decltype(make_tma_gate_up(nullptr, 0, 0, 0, 0));
     TmaX tma_x;
     TmaGateUp tma_gate_up;
+    bool weights_are_constant = false;
     uint32_t tma_transaction_bytes = Stock::TmaTransactionBytes;  // read by the kernel layer
   };
 
@@ -119,7 +81,8 @@ struct GatedMainloop : Stock {
     cute::get<0>(stride_x) = args.x_row_stride;
     return {make_tma_x(reinterpret_cast<InternalElementA const*>(args.ptr_x), m, k, l, stride_x),
             make_tma_gate_up(reinterpret_cast<InternalElementB const*>(args.ptr_gate_up), two_n, k,
-                             l, args.gate_up_row_stride)};
+                             l, args.gate_up_row_stride),
+            args.weights_are_constant};
   }
 
   // Shapes, strides and pointers are checked on the host before a kernel is looked for.
@@ -146,31 +109,12 @@ struct GatedMainloop : Stock {
         local_tile(gate_up, TileShape{}, make_coord(_, _, _), Step<Underscore, _1, _1>{}));
   }
 
-  // The CTAs of this cluster that want the tile this CTA loads: A is shared along cluster N, B
-  // along M.
-  CUTLASS_DEVICE static uint16_t multicast_mask_a(int cta_m) {
-    uint16_t mask = 0;
-    if constexpr (kMulticastA) {
-      auto const ranks = cute::Layout<ClusterShape>{};
-      for (int n = 0; n < cute::size<1>(ranks); ++n) {
-        mask |= uint16_t(1u << ranks(cta_m, n, cute::Int<0>{}));
-      }
-    }
-    return mask;
-  }
-
-  CUTLASS_DEVICE static uint16_t multicast_mask_b(int cta_n) {
-    uint16_t mask = 0;
-    if constexpr (kMulticastB) {
-      auto const ranks = cute::Layout<ClusterShape>{};
-      for (int m = 0; m < cute::size<0>(ranks); ++m) {
-        mask |= uint16_t(1u << ranks(m, cta_n, cute::Int<0>{}));
-      }
-    }
-    return mask;
-  }
-
   // Producer warp: fill k_tile_count stages with this CTA's share of one output tile's operands.
+  //
+  // The kernel may have been launched while the one before it on the stream still ran
+  // (programmatic dependent launch), so nothing that kernel may write is read, and nothing it may
+  // read is written, before griddepcontrol.wait. The tokens' first load is behind the wait, and
+  // every output depends on the tokens. Weights that nothing writes need not wait.
   template <class TensorX, class TensorGateUp, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write,
                            cute::tuple<TensorX, TensorGateUp> const& inputs,
@@ -193,21 +137,52 @@ struct GatedMainloop : Stock {
         slice_x.partition_D(make_tensor(make_smem_ptr(storage.smem_A.data()), SmemLayoutA{}));
     auto to_w =
         slice_w.partition_D(make_tensor(make_smem_ptr(storage.smem_B.data()), SmemLayoutB{}));
-    uint16_t const mask_x = multicast_mask_a(cta_m);
-    uint16_t const mask_w = multicast_mask_b(cta_n);
+    uint16_t const mask_x = kMulticastA ? multicast_mask_a<ClusterShape>(cta_m) : 0;
+    uint16_t const mask_w = kMulticastB ? multicast_mask_b<ClusterShape>(cta_n) : 0;
+    auto const load_x = [&](auto const& stage, int k) {
+      copy(params.tma_x.with(*pipeline.producer_get_barrier(stage), mask_x), from_x(_, _, _, k),
+           to_x(_, _, _, stage.index()));
+    };
+    auto const load_w = [&](auto const& stage, int k) {
+      copy(params.tma_gate_up.with(*pipeline.producer_get_barrier(stage), mask_w),
+           from_w(_, _, _, k), to_w(_, _, _, stage.index()));
+    };
 
+    int k = *k_tile;
+    int const k_end = k + k_tile_count;
+    if (is_first_tile) {
+      is_first_tile = false;
+      // Every stage is free now: weights into all of them, then the tokens.
+      int const k_early =
+          params.weights_are_constant ? min(k_end, k + DispatchPolicy::Stages) : k;
+      PipelineState early = write;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int i = k; i < k_early; ++i, ++early) {
+        pipeline.producer_acquire(early);
+        load_w(early, i);
+      }
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (; k < k_early; ++k, ++write) {
+        load_x(write, k);
+      }
+    }
     CUTLASS_PRAGMA_NO_UNROLL
-    for (; k_tile_count > 0; --k_tile_count) {
+    for (; k < k_end; ++k, ++write) {
       pipeline.producer_acquire(write);
-      auto* full = pipeline.producer_get_barrier(write);
-      copy(params.tma_x.with(*full, mask_x), from_x(_, _, _, *k_tile),
-           to_x(_, _, _, write.index()));
-      copy(params.tma_gate_up.with(*full, mask_w), from_w(_, _, _, *k_tile),
-           to_w(_, _, _, write.index()));
-      ++k_tile;
-      ++write;
+      load_x(write, k);
+      load_w(write, k);
     }
   }
+
+  // Producer warp, after the last tile: the next kernel on the stream may start wherever a
+  // multiprocessor falls idle; then stay until the stages are drained.
+  CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState write) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    Stock::load_tail(pipeline, write);
+  }
+
+  bool is_first_tile = true;
 
   // Consumer warpgroup: accumulate one output tile. Leaves the last stage's WGMMAs in flight and
   // its buffer unreleased; mma_tail (inherited) waits and releases. k_tile_count >= 1.

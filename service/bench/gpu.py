@@ -1,0 +1,52 @@
+"""The GPU that a measurement was taken on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import torch
+
+_FIELDS = ("name", "driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
+
+
+def describe_gpu() -> dict[str, object]:
+    """Name, driver, power limit in watts, highest clocks in MHz and multiprocessors.
+
+    What only nvidia-smi knows is missing where there is none.
+    """
+    properties = torch.cuda.get_device_properties(0)
+    about: dict[str, object] = {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "cuda": torch.version.cuda,
+    }
+    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(_FIELDS)}"]
+    try:
+        found = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return about
+    _, driver, watts, sm_mhz, memory_mhz = (part.strip() for part in found.stdout.split(","))
+    return {
+        **about,
+        "driver": driver,
+        "power_limit_watts": float(watts),
+        "max_sm_mhz": int(sm_mhz),
+        "max_memory_mhz": int(memory_mhz),
+    }
+
+
+def gpu_slug(name: str) -> str:
+    """The name in results files: `h200` for NVIDIA H200, `rtx-4090` for NVIDIA GeForce RTX 4090."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    kept = []
+    for word in words:
+        if word in {"nvidia", "geforce", "tesla", "graphics", "device"}:
+            continue
+        kept.append(word)
+        if any(letter.isdigit() for letter in word):
+            break
+    return "-".join(kept) or "gpu"

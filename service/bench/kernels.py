@@ -1,0 +1,180 @@
+"""`tilemlp bench kernels`: the fused kernels against what they replace, at real model shapes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+from service.bench.ceilings import measure_ceilings, measure_host_us
+from service.bench.environment import describe_environment
+from service.bench.gpu import describe_gpu, gpu_slug
+from service.bench.kernel_options import KernelBenchOptions, Progress, require_gpu
+from service.bench.kernel_problem import Problem, Size, draw_problems
+from service.bench.kernel_results import (
+    KernelRow,
+    csv_path,
+    merge_rows,
+    read_about,
+    read_rows,
+    write_about,
+    write_rows,
+)
+from service.bench.kernel_variants import candidates, eager, make_calls, make_fused_calls
+from service.bench.timing import CapturedCalls, Steadiness, Timing, measure
+from service.kernels.launcher import Launcher, default_launcher
+from service.kernels.library import KernelChoice
+
+PACKAGES = ("torch", "triton", "quack-kernels", "nvidia-cutlass-dsl", "numpy")
+# Every instance is looked at briefly, and the fastest are measured as everything else.
+_GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
+_SHORTLISTED = 2
+
+
+def run_kernel_bench(options: KernelBenchOptions, progress: Progress) -> list[str]:
+    """Measure, write the results files after every size, and return lines to print.
+
+    Raises:
+        ConfigError: there is no GPU.
+        LibraryError: there is no usable libswiglu.so.
+    """
+    require_gpu()
+    bench = KernelBench(options, default_launcher())
+    began, sizes = time.monotonic(), options.sizes
+    for index, problem in enumerate(draw_problems(sizes)):
+        if time.monotonic() - began > options.budget_s:
+            bench.run["left_out"] = [f"{size.model} {size.tokens}" for size in sizes[index:]]
+            bench.write()
+            break
+        progress(index, len(sizes), f"{problem.size.model}, {problem.size.tokens} tokens")
+        bench.measure_size(problem)
+        bench.write()
+    return bench.table()
+
+
+class KernelBench:
+    """One run: the rows measured so far, and the conditions they were measured under."""
+
+    def __init__(self, options: KernelBenchOptions, launcher: Launcher) -> None:
+        self._options = options
+        self._launcher = launcher
+        self._rows: list[KernelRow] = []
+        gpu = describe_gpu()
+        self._slug = gpu_slug(str(gpu["gpu"]))
+        self._num_sms = int(str(gpu["multiprocessors"]))
+        self._ceilings = measure_ceilings(options.steadiness)
+        self._sizes: list[dict[str, object]] = []
+        self.run: dict[str, object] = {
+            **describe_environment(options.command, PACKAGES, options.commit),
+            **gpu,
+            "library": launcher.library.build_info,
+            "steadiness": asdict(options.steadiness),
+            "ceilings": self._ceilings,
+            "host_us": measure_host_us(launcher),
+            "sizes": self._sizes,
+        }
+        path = csv_path(options.results, self._slug)
+        kept = options.add and path.exists()
+        self._earlier = read_rows(path) if kept else []
+        self._earlier_runs = read_about(path.with_suffix(".json")) if kept else []
+
+    def measure_size(self, problem: Problem) -> None:
+        """Measure all variants at one size and keep the row."""
+        size, variants = problem.size, self._options.variants
+        captured = {
+            name: CapturedCalls(make_calls(name, problem))
+            for name in variants
+            if name not in {"fused", "kernel2"}
+        }
+        if "fused" in variants:
+            captured["fused"] = CapturedCalls(make_fused_calls(self._launcher, problem))
+        chosen = self._chosen(size)
+        if "kernel2" in variants:
+            captured.update(self._shortlist(problem, without=chosen if "fused" in variants else ""))
+        timings = measure(captured, self._options.steadiness.for_tokens(size.tokens))
+        self._rows.append(self._row(problem, chosen, timings))
+        self._sizes.append(
+            {
+                "model": size.model,
+                "tokens": size.tokens,
+                "variants": {name: asdict(timing) for name, timing in timings.items()},
+            }
+        )
+
+    def write(self) -> None:
+        """Write both results files as far as they are."""
+        self._options.results.mkdir(parents=True, exist_ok=True)
+        path = csv_path(self._options.results, self._slug)
+        write_rows(path, merge_rows(self._earlier, self._rows))
+        write_about(path.with_suffix(".json"), [*self._earlier_runs, self.run])
+
+    def table(self) -> list[str]:
+        """Lines to print: times of the run as parts of the bare GEMM's."""
+        columns = ("eager", "compile", "merged", "quack", "kernel2", "fused")
+        lines = ["model          tokens    gemm µs  " + "".join(f"{name:>9}" for name in columns)]
+        for row in self._rows:
+            cells = [_ratio(getattr(row, f"{name}_us"), row.gemm_us) for name in columns]
+            gemm = f"{row.gemm_us:9.1f}" if row.gemm_us else " " * 9
+            lines.append(
+                f"{row.model:13} {row.tokens:7}  {gemm}  "
+                + "".join(f"{cell:>9}" for cell in cells)
+                + f"  {row.chosen or ''}"
+            )
+        return lines
+
+    def _chosen(self, size: Size) -> str:
+        library = self._launcher.library
+        choice = library.select(size.tokens, size.intermediate, size.hidden, self._num_sms)
+        return library.configs[choice.config].name
+
+    def _shortlist(self, problem: Problem, without: str) -> dict[str, CapturedCalls]:
+        """The fastest instances at a glance, by name; not the one that is measured anyway."""
+        captured = {
+            config.name: CapturedCalls(
+                make_fused_calls(self._launcher, problem, KernelChoice(config.id))
+            )
+            for config in candidates(self._launcher.library)
+            if config.name != without
+        }
+        glances = measure(captured, _GLANCE)
+        best = sorted(captured, key=lambda name: glances[name].us)[:_SHORTLISTED]
+        return {name: captured[name] for name in best}
+
+    def _row(self, problem: Problem, chosen: str, timings: dict[str, Timing]) -> KernelRow:
+        size = problem.size
+
+        def us(name: str) -> float | None:
+            return timings[name].us if name in timings else None
+
+        ours = {"fused", *(config.name for config in candidates(self._launcher.library))}
+        instances = [timing.us for name, timing in timings.items() if name in ours]
+        fused = us("fused")
+        rate = self._ceilings["hbm_read_bytes_per_s"]
+        return KernelRow(
+            model=size.model,
+            tokens=size.tokens,
+            hidden=size.hidden,
+            intermediate=size.intermediate,
+            eager_us=us("eager"),
+            compile_us=us("compile"),
+            merged_us=us("merged"),
+            gemm_us=us("gemm"),
+            quack_us=us("quack"),
+            kernel2_us=min(instances) if "kernel2" in self._options.variants else None,
+            fused_us=fused,
+            chosen=chosen if fused else None,
+            mismatch_eager=self._mismatch_eager(problem) if us("eager") else None,
+            mismatch_fused=self._mismatch_fused(problem) if fused else None,
+            hbm_fraction=size.bytes / fused * 1e6 / rate if fused else None,
+        )
+
+    def _mismatch_eager(self, problem: Problem) -> float:
+        return problem.off_by_one_percent(eager(problem.x, problem.weights[0]))
+
+    def _mismatch_fused(self, problem: Problem) -> float:
+        problem.out.fill_(float("nan"))
+        self._launcher(problem.x, problem.weights[0], problem.out)
+        return problem.off_by_one_percent(problem.out)
+
+
+def _ratio(us: float | None, base: float | None) -> str:
+    return f"{us / base:.3f}" if us and base else ""
