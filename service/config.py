@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import ConfigError
@@ -27,7 +28,10 @@ Preset = Literal[
 class Settings(BaseSettings):
     """Settings of `tilemlp serve`, from flags, then `MLP_…` variables, then these defaults."""
 
-    model_config = SettingsConfigDict(env_prefix="MLP_", frozen=True, extra="forbid")
+    # Compose files leave variables empty that were not set: that means not given.
+    model_config = SettingsConfigDict(
+        env_prefix="MLP_", env_ignore_empty=True, frozen=True, extra="forbid", allow_inf_nan=False
+    )
 
     model: Path | None = Field(
         default=None,
@@ -69,6 +73,7 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(
         default=8192,
         ge=1,
+        le=1 << 20,
         description="Rows in one batch at most; a request with more is refused with 413.",
     )
     max_queue_tokens: int = Field(
@@ -92,7 +97,9 @@ class Settings(BaseSettings):
         description="Largest request body, before and after decompression; beyond it 413.",
     )
     max_json_bytes: int = Field(
-        default=16 * MIB, ge=1024, description="Largest JSON text; beyond it 413."
+        default=4 * MIB,
+        ge=1024,
+        description="Largest JSON text, sent or answered; beyond it 413.",
     )
 
     request_timeout_s: float = Field(
@@ -127,12 +134,6 @@ class Settings(BaseSettings):
         default="info", description="Lowest level that is logged."
     )
 
-    @field_validator("model", "model_name", "layers", mode="before")
-    @classmethod
-    def _empty_is_not_given(cls, value: object) -> object:
-        """As compose files leave it: MLP_MODEL=${MLP_MODEL:-}. Not for the key: that would open."""
-        return None if value == "" else value
-
     @model_validator(mode="after")
     def _limits_fit(self) -> Settings:
         if self.max_queue_tokens < self.max_batch_tokens:
@@ -160,10 +161,22 @@ def load_settings(**overrides: object) -> Settings:
         ConfigError: one sentence per setting that is wrong, naming setting, rule and value.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
+    _check_environment()
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError("; ".join(_sentence(item) for item in error.errors())) from None
+
+
+def _check_environment() -> None:
+    """Refuse what would be ignored in silence."""
+    if os.environ.get("MLP_API_KEY") == "":
+        raise ConfigError(
+            "api_key: must have at least 8 characters, MLP_API_KEY is empty; unset it for no key"
+        )
+    for name in os.environ:
+        if name.startswith("MLP_") and name[4:].lower() not in Settings.model_fields:
+            raise ConfigError(f"{name}: must be a setting, is none; see tilemlp serve --help")
 
 
 def _sentence(item: object) -> str:

@@ -23,6 +23,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     _in_headers = False
     _header_bytes = 0
+    _refused = False
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as in uvicorn
@@ -37,6 +38,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; then look whether the headers are still not complete."""
+        if self._refused:
+            return
         if self._in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES:
@@ -59,13 +62,39 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """All headers are there."""
         self._in_headers = False
         self._stop_timer()
-        super().on_headers_complete()
+        if self.parser.should_upgrade() and self._has_body():
+            # The parser stops at the headers then, and the body would be lost or read as a request.
+            self._refuse(
+                b"400 Bad Request",
+                "Upgrade: must not be asked for in a request with a body; only HTTP/1.1 is spoken",
+            )
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Part of a body, unless its request was refused."""
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request, unless it was refused."""
+        if not self._refused:
+            super().on_message_complete()
+
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        )
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets an error of the same form as everything else."""
         self._refuse(b"400 Bad Request", f"request: {msg}")
 
     def _refuse(self, status: bytes, message: str) -> None:
+        if self._refused:
+            return
+        self._refused = True
         body = json.dumps({"error": message, "code": "invalid"}).encode()
         self._stop_timer()
         self.transport.write(

@@ -58,7 +58,7 @@ RULES = {
         "load server engine kernels config errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
-    "readme": Row("bench config errors metrics"),
+    "readme": Row("bench runtime config errors"),
     "cli": Row("server doctor load bench engine config errors log", "typer rich pydantic"),
     "__main__": Row("cli"),
 }

@@ -77,6 +77,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 _KERNEL_GRANULARITY = 8
+# No model is a thousandth of that; a typing error is no reason to run out of memory.
+_LARGEST = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +199,8 @@ def _activation(config: Mapping[str, Any], family: Family) -> Activation:
 
 def _positive(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json {key}: must be a positive integer, is {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+        raise CheckpointError(f"config.json {key}: must be a positive integer, is {value!r:.80}")
     return value
 
 

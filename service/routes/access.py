@@ -16,6 +16,6 @@ def require_key(api_key: bytes | None, headers: Headers) -> None:
     """
     if api_key is None:
         return
-    given = headers.get(b"authorization", b"")
-    if not hmac.compare_digest(given, b"Bearer " + api_key):
+    scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"bearer" or not hmac.compare_digest(given, api_key):
         raise Unauthorized("Authorization: must be 'Bearer <key>' with the key of MLP_API_KEY")

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from starlette.types import Message, Receive
 
-from service.errors import Cancelled, InvalidRequest, ReceiveTimeout, TooLarge
+from service.errors import Cancelled, InvalidRequest, ReceiveTimeout, TooLarge, UnsupportedType
+from service.wire.quoting import quote
 
 
 def parse_content_length(value: bytes | None) -> int | None:
@@ -23,6 +24,19 @@ def parse_content_length(value: bytes | None) -> int | None:
     if not value.isdigit():
         raise InvalidRequest(f"Content-Length: must be a number, is {value.decode('latin-1')!r}")
     return int(value)
+
+
+def check_transfer_encoding(value: bytes | None) -> None:
+    """Refuse codings that nobody would undo.
+
+    Raises:
+        UnsupportedType: anything but `chunked`, which the server has undone already.
+    """
+    if value is not None and value.strip().lower() != b"chunked":
+        raise UnsupportedType(
+            f"Transfer-Encoding: must be chunked, is {quote(value.decode('latin-1'))}; compress "
+            "with Content-Encoding"
+        )
 
 
 def too_large(limit: int, got: str) -> TooLarge:

@@ -86,9 +86,13 @@ class V2Head:
             None if request.timeout_us is None else request.timeout_us / 1e6,
         )
 
+    def answers_json(self) -> bool:
+        """As the request's outputs and parameters say."""
+        return not self._request.binary_output
+
     def written_bytes(self, answer_bytes: int) -> int:
         """All of a JSON or compressed answer."""
-        as_it_is = self._request.binary_output and self._answer_encoding is None
+        as_it_is = not self.answers_json() and self._answer_encoding is None
         return 0 if as_it_is else answer_bytes
 
     def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:

@@ -150,9 +150,13 @@ class MlpHead:
         _, answer_dtype = parse_accept(self._accept, self._format, tensor.dtype)
         return Job(tensor, self._layer, self._output, answer_dtype, self._timeout_s)
 
+    def answers_json(self) -> bool:
+        """As Accept says."""
+        return self._answer_format is Format.JSON
+
     def written_bytes(self, answer_bytes: int) -> int:
         """All of a JSON or compressed answer."""
-        as_it_is = self._answer_format is not Format.JSON and self._answer_encoding is None
+        as_it_is = not self.answers_json() and self._answer_encoding is None
         return 0 if as_it_is else answer_bytes
 
     def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:

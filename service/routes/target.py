@@ -16,8 +16,8 @@ def resolve_layer(layers: tuple[int, ...], layer: int | None) -> int:
     if layer is None:
         if len(layers) > 1:
             raise InvalidRequest(
-                f"layer: must be given, because {len(layers)} layers are resident, "
-                f"{layers[0]} to {layers[-1]}"
+                f"layer: must be given, because {len(layers)} layers are resident: "
+                f"{_ranges(layers)}"
             )
         return layers[0]
     if layer not in layers:

@@ -25,6 +25,7 @@ from service.engine.base import DType, Output
 from service.errors import OUTCOME_OK, Cancelled, ServiceError, TooLarge, Unavailable
 from service.routes.access import require_key
 from service.routes.body import (
+    check_transfer_encoding,
     discard,
     parse_content_length,
     receive_growing,
@@ -57,8 +58,8 @@ _DISCARD_S = 1.0
 # Room for a body whose length is not declared, to begin with; it grows as the body does.
 _FIRST_BYTES = 64 << 10
 
-# DEFLATE makes at most 258 bytes out of two bits.
-_MAX_INFLATION = 1032
+# Of one number in a JSON answer, with its comma: nine digits, point, sign and often an exponent.
+_JSON_NUMBER_BYTES = 12
 # On any wire: a bf16 or fp16 value, or one digit and a comma of JSON.
 SMALLEST_ELEMENT_BYTES = 2
 
@@ -98,6 +99,9 @@ class Head(Protocol):
 
     def decode(self, body: memoryview) -> Job:
         """Read the body."""
+
+    def answers_json(self) -> bool:
+        """The answer's tensor is printed as JSON; asked after `decode`."""
 
     def written_bytes(self, answer_bytes: int) -> int:
         """How many bytes of an answer have to be printed or compressed; asked after `decode`."""
@@ -156,6 +160,7 @@ class TensorEndpoint:
         self._runtime.health.require_ready()
         require_key(self._api_key, headers)
         head = self._read_head(scope, headers)
+        check_transfer_encoding(headers.get(b"transfer-encoding"))
         encoding = parse_content_encoding(header_text(headers, b"content-encoding"))
         content_length = parse_content_length(headers.get(b"content-length"))
         return head, encoding, self._lease(head, content_length, encoding)
@@ -169,8 +174,7 @@ class TensorEndpoint:
         if content_length > limit:
             raise too_large(limit, str(content_length))
         if encoding is not None:
-            inflated = min(limit, content_length * _MAX_INFLATION)
-            return admission.admit(self._rows_in(inflated), inflated, slot_bytes=content_length)
+            return admission.admit(self._rows_in(content_length), content_length)
         # What turns out to hold more rows than a batch is refused after decoding.
         tokens = min(head.tokens_at_most(content_length), settings.max_batch_tokens)
         return admission.admit(tokens, content_length)
@@ -195,7 +199,7 @@ class TensorEndpoint:
             received = time.perf_counter()
             runtime.metrics.stage("receive", received - began)
             job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
-            self._validate(job)
+            self._validate(head, job)
             runtime.metrics.stage("decode", time.perf_counter() - received)
             request = self._pending(job, lease, len(body))
         except BaseException:
@@ -226,17 +230,25 @@ class TensorEndpoint:
             body = await receive_growing(receive, limit, timeout_s, _FIRST_BYTES, grow)
         if encoding is None:
             return body
-        if not lease.slot.view.nbytes:
-            lease.grow(self._rows_in(limit), limit)
         # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
-        return await asyncio.to_thread(lambda: inflate(body, encoding, limit))
+        inflated = await asyncio.to_thread(lambda: inflate(body, encoding, limit))
+        if len(inflated) > len(body):
+            lease.grow(self._rows_in(len(inflated)), len(inflated))
+        return inflated
 
-    def _validate(self, job: Job) -> None:
-        limit = self._runtime.settings.max_batch_tokens
-        if job.tensor.tokens > limit:
+    def _validate(self, head: Head, job: Job) -> None:
+        settings, tokens = self._runtime.settings, job.tensor.tokens
+        if tokens > settings.max_batch_tokens:
             raise TooLarge(
-                f"shape: must have at most {limit} rows, has {job.tensor.tokens}; send several "
-                "requests, or raise max_batch_tokens (MLP_MAX_BATCH_TOKENS)"
+                f"shape: must have at most {settings.max_batch_tokens} rows, has {tokens}; send "
+                "several requests, or raise max_batch_tokens (MLP_MAX_BATCH_TOKENS)"
+            )
+        text_bytes = tokens * self._runtime.model.width(job.output) * _JSON_NUMBER_BYTES
+        if head.answers_json() and text_bytes > settings.max_json_bytes:
+            raise TooLarge(
+                f"answer: must have at most {settings.max_json_bytes} bytes of JSON, would have "
+                f"about {text_bytes}; ask for application/octet-stream, or raise max_json_bytes "
+                "(MLP_MAX_JSON_BYTES)"
             )
 
     def _pending(self, job: Job, lease: Lease, body_bytes: int) -> PendingRequest:

@@ -66,7 +66,8 @@ def test_refused_before_the_body_is_read(locked):
 @pytest.mark.parametrize(("method", "path"), _DOCUMENTS)
 def test_documents_want_the_key(locked, method, path):
     _assert_refused(locked.request(method, path))
-    good = locked.request(method, path, headers=_headers(f"Bearer {_KEY}"))
+    # Schemes are compared without case (RFC 9110).
+    good = locked.request(method, path, headers=_headers(f"bearer {_KEY}"))
     assert good.status_code == 200
 
 

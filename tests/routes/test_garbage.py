@@ -10,7 +10,7 @@ import time
 import pytest
 
 from service.http_protocol import MAX_HEADER_BYTES
-from tests.e2e.raw_http import Closed, RawConnection, head
+from tests.e2e.raw_http import Closed, RawConnection, chunked, head
 from tests.e2e.scrape import wait_at_rest
 from tests.servers import is_ready
 
@@ -184,3 +184,53 @@ def test_headers_that_come_slowly_are_waited_for(service):
             connection.send(piece)
             time.sleep(0.05)
         assert connection.read().status == 200
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_an_upgrade_with_a_body_is_refused_rather_than_answered_without_it(
+    service, framing, protocol
+):
+    """The parser drops the body of such a request: it was answered with 200 and no rows."""
+    body = b"\x00" * 64
+    sent = chunked(body) if framing == "chunked" else body
+    length = "Transfer-Encoding: chunked" if framing == "chunked" else "Content-Length: 64"
+    request = (
+        f"POST /mlp HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        f"Upgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\nX-Tensor-Dtype: fp32\r\n"
+        f"{length}\r\n\r\n"
+    ).encode()
+    for pieces in ([request + sent], [request, sent]):
+        with RawConnection(service.url) as connection:
+            for piece in pieces:
+                with contextlib.suppress(ConnectionError):
+                    connection.send(piece)
+                time.sleep(0.02)
+            answer = connection.read()
+            assert answer.status == 400
+            assert answer.json()["error"].startswith("Upgrade: must not be asked for")
+            assert connection.is_closed()
+    wait_at_rest(service.url)
+
+
+def test_an_upgrade_without_a_body_is_ignored(service):
+    with RawConnection(service.url) as connection:
+        connection.send(
+            b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        )
+        assert connection.read().status == 200
+
+
+def test_a_transfer_coding_that_nobody_undoes_is_refused(service):
+    with RawConnection(service.url) as connection:
+        connection.send(
+            b"POST /mlp HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+            + chunked(b"\x00" * 64)
+        )
+        try:
+            answer = connection.read()
+        except Closed:
+            return
+    assert answer.status in (400, 415)
+    if answer.status == 415:
+        assert "Transfer-Encoding: must be chunked" in answer.json()["error"]

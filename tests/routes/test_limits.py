@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -232,3 +234,31 @@ def test_v2_small_body_is_served_under_a_small_limit(small):
     body, headers = v2_body(x)
     answer = small.post("/v2/models/tiny/infer", content=body, headers=headers)
     np.testing.assert_array_equal(v2_decode(answer), expected(x, 0))
+
+
+def test_an_answer_that_would_be_too_much_json_is_refused_before_it_is_computed():
+    """One request of 14 MB was answered with 500 MB of JSON."""
+    engine = FakeEngine()
+    body = rows(2000).tobytes()
+    headers = {"content-type": RAW, "x-tensor-dtype": "fp32"}
+    with ServerThread(engine, max_json_bytes=100_000) as server:
+        as_json = {**headers, "accept": "application/json"}
+        answer = httpx.post(f"{server.url}/mlp", content=body, headers=as_json)
+        assert answer.status_code == 413
+        assert "about 384000; ask for application/octet-stream" in answer.json()["error"]
+        assert engine.batches == []
+        assert httpx.post(f"{server.url}/mlp", content=body, headers=headers).status_code == 200
+
+
+def test_small_compressed_bodies_do_not_fill_the_queue():
+    """They were reserved at the most that DEFLATE can make of them: 429 with an empty queue."""
+    body = gzip.compress(rows(64).tobytes())
+    headers = {"content-type": RAW, "x-tensor-dtype": "fp32", "content-encoding": "gzip"}
+    limits = {"max_batch_tokens": 128, "max_queue_tokens": 4096}
+    with ServerThread(FakeEngine(), **limits) as server, ThreadPoolExecutor(16) as pool:
+
+        def post(_: int) -> int:
+            return httpx.post(f"{server.url}/mlp", content=body, headers=headers).status_code
+
+        assert set(pool.map(post, range(96))) == {200}
+        assert server.runtime.admission.tokens == server.runtime.admission.bytes == 0
