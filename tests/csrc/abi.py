@@ -1,4 +1,4 @@
-"""The structs and functions of swiglu.h for ctypes, for tests that need nothing of the service."""
+"""The ABI in the short words that the tests of the native library use."""
 
 from __future__ import annotations
 
@@ -6,97 +6,34 @@ import ctypes
 import os
 from pathlib import Path
 
-ABI_VERSION = 1
-OK = 0
-STATUS = [
-    "SWIGLU_OK",
-    "SWIGLU_INVALID_ARGUMENT",
-    "SWIGLU_INVALID_SHAPE",
-    "SWIGLU_MISALIGNED",
-    "SWIGLU_NOT_COMPILED",
-    "SWIGLU_UNSUPPORTED_DEVICE",
-    "SWIGLU_WORKSPACE_TOO_SMALL",
-    "SWIGLU_CUDA_ERROR",
-    "SWIGLU_INTERNAL",
-]
-BF16, FP16 = 0, 1
-SILU, GELU_TANH, RELU = 0, 1, 2
-RASTER_AUTO, RASTER_ALONG_M, RASTER_ALONG_N = 0, 1, 2
-CONFIG_AUTO = -1
-WEIGHTS_CONSTANT = 1
+from service.kernels.abi import (
+    ABI_VERSION,
+    CONFIG_AUTO,
+    ActivationCode,
+    Args,
+    Choice,
+    Config,
+    DTypeCode,
+    Flag,
+    Raster,
+    Status,
+    declare,
+)
 
+__all__ = ["ABI_VERSION", "CONFIG_AUTO", "Args", "Choice", "Config"]
 
-class Args(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("dtype", ctypes.c_int32),
-        ("activation", ctypes.c_int32),
-        ("config", ctypes.c_int32),
-        ("raster", ctypes.c_int32),
-        ("swizzle", ctypes.c_int32),
-        ("num_sms", ctypes.c_int32),
-        ("flags", ctypes.c_int32),
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("x", ctypes.c_void_p),
-        ("x_row_stride", ctypes.c_int64),
-        ("gate_up", ctypes.c_void_p),
-        ("gate_up_row_stride", ctypes.c_int64),
-        ("out", ctypes.c_void_p),
-        ("out_row_stride", ctypes.c_int64),
-    ]
-
-
-class Config(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("id", ctypes.c_int32),
-        ("tile_m", ctypes.c_int32),
-        ("tile_n", ctypes.c_int32),
-        ("tile_k", ctypes.c_int32),
-        ("cluster_m", ctypes.c_int32),
-        ("cluster_n", ctypes.c_int32),
-        ("cooperative", ctypes.c_int32),
-        ("granularity", ctypes.c_int32),
-        ("all_types", ctypes.c_int32),
-        ("name", ctypes.c_char_p),
-    ]
-
-
-class Choice(ctypes.Structure):
-    _fields_ = [
-        ("config", ctypes.c_int32),
-        ("raster", ctypes.c_int32),
-        ("swizzle", ctypes.c_int32),
-    ]
+OK = Status.OK
+STATUS = [f"SWIGLU_{status.name}" for status in Status]
+BF16, FP16 = DTypeCode.BF16, DTypeCode.FP16
+SILU, GELU_TANH, RELU = ActivationCode
+RASTER_AUTO, RASTER_ALONG_M, RASTER_ALONG_N = Raster
+WEIGHTS_CONSTANT = Flag.WEIGHTS_CONSTANT
 
 
 def load(path: str | os.PathLike[str]) -> ctypes.CDLL:
     """Load libswiglu.so and declare its functions; refuses another ABI version."""
     library = ctypes.CDLL(str(Path(path).resolve()))
-    library.swiglu_abi_version.restype = ctypes.c_uint32
-    library.swiglu_build_info.restype = ctypes.c_char_p
-    library.swiglu_last_error.restype = ctypes.c_char_p
-    library.swiglu_status_name.restype = ctypes.c_char_p
-    library.swiglu_config_count.restype = ctypes.c_int32
-    library.swiglu_get_config.argtypes = [ctypes.c_int32, ctypes.POINTER(Config)]
-    library.swiglu_select.argtypes = [
-        *[ctypes.c_int64] * 3,
-        *[ctypes.c_int32] * 3,
-        ctypes.POINTER(Choice),
-    ]
-    library.swiglu_validate.argtypes = [ctypes.POINTER(Args)]
-    library.swiglu_workspace_size.argtypes = [
-        ctypes.POINTER(Args),
-        ctypes.POINTER(ctypes.c_size_t),
-    ]
-    library.swiglu_launch.argtypes = [
-        ctypes.POINTER(Args),
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-    ]
+    declare(library)
     version = library.swiglu_abi_version()
     if version != ABI_VERSION:
         raise RuntimeError(f"{path}: ABI version must be {ABI_VERSION}, is {version}")
