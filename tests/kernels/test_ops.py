@@ -50,7 +50,8 @@ def test_compiling_traces_one_node_with_all_options():
     assert node.meta["example_value"].shape == (5, 24)
 
 
-def test_on_the_cpu_it_is_one_sentence():
+def test_on_the_cpu_it_is_one_sentence(recorder, monkeypatch):
+    monkeypatch.setattr("service.kernels.launcher._default", [recorder])
     for call in (gate_up, torch.ops.tilemlp.gate_up):
         with pytest.raises(InvalidArgument, match=r"^x: must be on a CUDA device, is on cpu$"):
             call(*matrices())
