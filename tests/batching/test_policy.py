@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,11 @@ Groups = dict[str, list[Request]]
 def test_nothing_waits():
     assert select_batch({}, Limits(8), 0.0) is None
     assert select_batch({}, Limits(8, 1.0), 0.0, draining=True) is None
+
+
+def test_a_request_that_fits_no_batch_is_an_error_and_not_an_endless_loop():
+    with pytest.raises(ValueError, match=r"at most max_batch_tokens 4 at admission, is 5"):
+        select_batch({"a": [Request(5, 0.0)]}, Limits(4), 0.0)
 
 
 def test_every_small_queue():
