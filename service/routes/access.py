@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hmac
 
+from service.config import Settings
 from service.errors import Unauthorized
 from service.routes.replies import Headers
+
+
+def expected_key(settings: Settings) -> bytes | None:
+    """The key that clients have to send; None where everybody may."""
+    return None if settings.api_key is None else settings.api_key.get_secret_value().encode()
 
 
 def require_key(api_key: bytes | None, headers: Headers) -> None:

@@ -12,7 +12,7 @@ from starlette.types import Scope
 from service import __version__
 from service.batching.request import Answer
 from service.errors import NotFound
-from service.routes.access import require_key
+from service.routes.access import expected_key, require_key
 from service.routes.health import health_answer
 from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
 from service.routes.target import resolve_layer, resolve_model
@@ -112,8 +112,7 @@ class V2Head:
 
 def v2_router(runtime: Runtime) -> APIRouter:
     """The protocol's documents: everything under /v2 but inference."""
-    key = runtime.settings.api_key
-    api_key = None if key is None else key.get_secret_value().encode()
+    api_key = expected_key(runtime.settings)
 
     async def guard(request: Request) -> None:
         require_key(api_key, dict(request.scope["headers"]))

@@ -23,7 +23,7 @@ from service.batching.admission import Lease
 from service.batching.request import Answer, PendingRequest
 from service.engine.base import DType, Output
 from service.errors import OUTCOME_OK, Cancelled, ServiceError, TooLarge, Unavailable
-from service.routes.access import require_key
+from service.routes.access import expected_key, require_key
 from service.routes.body import (
     check_transfer_encoding,
     discard,
@@ -120,8 +120,7 @@ class TensorEndpoint:
         self._api = api
         self._read_head = read_head
         self._runtime = runtime
-        key = runtime.settings.api_key
-        self._api_key = None if key is None else key.get_secret_value().encode()
+        self._api_key = expected_key(runtime.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count it, however it ends."""

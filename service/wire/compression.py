@@ -17,37 +17,25 @@ _OUTPUT_BYTES = 1 << 18
 _LEVEL = 1
 
 
-def inflate(
-    body: memoryview, encoding: Encoding, max_bytes: int, into: memoryview | None = None
-) -> memoryview:
+def inflate(body: memoryview, encoding: Encoding, max_bytes: int) -> memoryview:
     """Decompress a body, stopping as soon as it exceeds the cap.
 
     Args:
         body: The compressed body: one gzip member or one zlib stream, and nothing after it.
         encoding: Which of the two.
         max_bytes: Most bytes that may come out, the setting max_body_bytes.
-        into: Where to write, of at least max_bytes; by default a new buffer that grows.
 
     Returns:
-        The decompressed bytes: the beginning of `into`, or the new buffer.
+        The decompressed bytes, in new memory.
 
     Raises:
         TooLarge: more than max_bytes come out.
         InvalidRequest: corrupt, truncated, or followed by more bytes.
-        ValueError: `into` is too small.
     """
-    if into is None:
-        grown = bytearray()
-        for piece in _pieces(body, encoding, max_bytes):
-            grown += piece
-        return memoryview(grown)
-    if into.nbytes < max_bytes:
-        raise ValueError(f"into: must be at least {max_bytes} bytes, is {into.nbytes}")
-    written = 0
+    grown = bytearray()
     for piece in _pieces(body, encoding, max_bytes):
-        into[written : written + len(piece)] = piece
-        written += len(piece)
-    return into[:written]
+        grown += piece
+    return memoryview(grown)
 
 
 def deflate(chunks: Iterable[Buffer], encoding: Encoding) -> bytes:
