@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from struct import Struct
+from typing import NoReturn
 
 import torch
 
@@ -19,11 +20,14 @@ ACTIVATIONS = {
     "relu": int(ActivationCode.RELU),
 }
 LIBRARY_CHOOSES = KernelChoice()
-_CONSTANT = int(Flag.WEIGHTS_CONSTANT)
+WEIGHTS_CONSTANT = int(Flag.WEIGHTS_CONSTANT)
 
-# All fields of swiglu_args_t in one call: set one by one they take 0.1 µs each.
+# All fields of swiglu_args_t in one call: set one by one they take 0.1 µs each. The library reads
+# the bytes without the GIL, so every call has its own.
 _LAYOUT = Struct("@I7i9q")
 assert _LAYOUT.size == ctypes.sizeof(Args)
+pack_args = _LAYOUT.pack
+ARGS_SIZE = _LAYOUT.size
 
 
 def empty_output(x: torch.Tensor, gate_up_weight: torch.Tensor) -> torch.Tensor:
@@ -44,28 +48,35 @@ def check_tensors(x: torch.Tensor, gate_up_weight: torch.Tensor, out: torch.Tens
     Raises:
         InvalidArgument: a rule is broken.
     """
-    if x.dtype not in DTYPES:
-        raise InvalidArgument(f"x: must be of torch.bfloat16 or torch.float16, is of {x.dtype}")
+    _check_dtype("x", x)
     for name, tensor in (("x", x), ("gate_up_weight", gate_up_weight), ("out", out)):
         _check_matrix(name, tensor)
         if tensor.dtype != x.dtype:
             raise InvalidArgument(f"{name}: must be of x's {x.dtype}, is of {tensor.dtype}")
         if tensor.device != x.device:
             raise InvalidArgument(f"{name}: must be on x's {x.device}, is on {tensor.device}")
-        if tensor.stride(1) != 1 and tensor.shape[1] > 1:
-            raise InvalidArgument(
-                f"{name}: elements of a row must be adjacent, are {tensor.stride(1)} apart"
-            )
+        _check_rows(name, tensor)
     tokens, hidden_size = x.shape
     rows, columns = gate_up_weight.shape
     if columns != hidden_size:
         raise InvalidArgument(f"gate_up_weight: must have x's {hidden_size} columns, has {columns}")
-    if rows % 2:
-        raise InvalidArgument(f"gate_up_weight: must have an even number of rows, has {rows}")
+    _check_even(rows)
     if out.shape != (tokens, rows // 2):
         raise InvalidArgument(f"out: must have shape {[tokens, rows // 2]}, has {list(out.shape)}")
     if torch.is_grad_enabled() and (x.requires_grad or gate_up_weight.requires_grad):
         raise InvalidArgument("x, gate_up_weight: must not require gradients, there is none")
+
+
+def check_weight(gate_up_weight: torch.Tensor) -> None:
+    """What of `check_tensors` the weights alone can break.
+
+    Raises:
+        InvalidArgument: a rule is broken.
+    """
+    _check_dtype("gate_up_weight", gate_up_weight)
+    _check_matrix("gate_up_weight", gate_up_weight)
+    _check_rows("gate_up_weight", gate_up_weight)
+    _check_even(gate_up_weight.shape[0])
 
 
 def check_activation(activation: str) -> None:
@@ -79,27 +90,40 @@ def check_activation(activation: str) -> None:
         raise InvalidArgument(f"activation: must be one of {names}, is {activation!r}")
 
 
+def _check_dtype(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in DTYPES:
+        raise InvalidArgument(
+            f"{name}: must be of torch.bfloat16 or torch.float16, is of {tensor.dtype}"
+        )
+
+
+def _check_rows(name: str, tensor: torch.Tensor) -> None:
+    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
+        raise InvalidArgument(
+            f"{name}: elements of a row must be adjacent, are {tensor.stride(1)} apart"
+        )
+
+
+def _check_even(rows: int) -> None:
+    if rows % 2:
+        raise InvalidArgument(f"gate_up_weight: must have an even number of rows, has {rows}")
+
+
 def _check_matrix(name: str, tensor: torch.Tensor) -> None:
     if tensor.dim() != 2:
         raise InvalidArgument(f"{name}: must have 2 dimensions, has shape {list(tensor.shape)}")
 
 
-class _PerThread(threading.local):
-    """One swiglu_args_t for each thread, since the library reads it without the GIL."""
-
-    def __init__(self) -> None:
-        self.args = Args()
-        self.reference = ctypes.byref(self.args)
-        self.memory = memoryview(self.args).cast("B")
-
-
 class Launcher:
-    """Launches one library's kernels on torch tensors."""
+    """Launches one library's kernels on torch tensors.
+
+    Attributes:
+        library: Where the kernels are.
+    """
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._launch = library.functions.swiglu_launch
-        self._thread = _PerThread()
+        self._launch = library.launch_packed
         self._workspaces: dict[tuple[int, int], torch.Tensor] = {}
         self._lock = threading.Lock()
 
@@ -117,8 +141,8 @@ class Launcher:
         if not _is_sound(x, gate_up_weight, out):
             check_tensors(x, gate_up_weight, out)
         if device < 0:
-            raise InvalidArgument(f"x: must be on a CUDA device, is on {x.device}")
-        flags = _CONSTANT if weights_constant else 0
+            refuse_device(x)
+        flags = WEIGHTS_CONSTANT if weights_constant else 0
         if device == torch.cuda.current_device():
             self.enqueue(x, gate_up_weight, out, activation, choice, flags, stream_of(device))
         else:
@@ -141,11 +165,8 @@ class Launcher:
             check_activation(activation)
         tokens, hidden_size = x.shape
         intermediate_size = out.shape[1]
-        mine = self._thread
-        _LAYOUT.pack_into(
-            mine.memory,
-            0,
-            _LAYOUT.size,
+        args = pack_args(
+            ARGS_SIZE,
             DTYPES[x.dtype],
             code,
             choice.config,
@@ -164,19 +185,17 @@ class Launcher:
             out.data_ptr(),
             out.stride(0) if tokens > 1 else intermediate_size,
         )
-        status = self._launch(mine.reference, None, 0, stream)
+        status = self._launch(args, None, 0, stream)
         if status:
-            self._again_or_raise(status, x, stream)
+            self.again_or_raise(status, args, x, stream)
 
-    def _again_or_raise(self, status: int, x: torch.Tensor, stream: int) -> None:
+    def again_or_raise(self, status: int, args: bytes, x: torch.Tensor, stream: int) -> None:
         """Launch once more with the workspace that was missing; raise for any other reason."""
         if status != Status.WORKSPACE_TOO_SMALL:
             self.library.check(status)
-        size = self.library.workspace_size(self._thread.args)
+        size = self.library.workspace_size(Args.from_buffer_copy(args))
         workspace = self._workspace(x, stream, size)
-        self.library.check(
-            self._launch(self._thread.reference, workspace.data_ptr(), workspace.numel(), stream)
-        )
+        self.library.check(self._launch(args, workspace.data_ptr(), workspace.numel(), stream))
 
     def _workspace(self, x: torch.Tensor, stream: int, size: int) -> torch.Tensor:
         """Bytes that launches on one stream share, since they run one after the other."""
@@ -207,6 +226,15 @@ def _is_sound(x: torch.Tensor, gate_up_weight: torch.Tensor, out: torch.Tensor) 
         and out.stride(1) == 1
         and not ((x.requires_grad or gate_up_weight.requires_grad) and torch.is_grad_enabled())
     )
+
+
+def refuse_device(x: torch.Tensor) -> NoReturn:
+    """Say that the kernels run on GPUs.
+
+    Raises:
+        InvalidArgument: always.
+    """
+    raise InvalidArgument(f"x: must be on a CUDA device, is on {x.device}")
 
 
 def stream_of(device: int) -> int:

@@ -60,6 +60,7 @@ class Library:
     Attributes:
         path: Where it was found.
         functions: The functions of swiglu.h, with their types.
+        launch_packed: swiglu_launch on the bytes of a swiglu_args_t.
         build_info: Versions that it was built with, as "key=value" pairs.
         configs: Every compiled kernel, by id.
     """
@@ -76,6 +77,15 @@ class Library:
             declare(self.functions)
         except (OSError, AttributeError) as error:
             raise LibraryError(f"kernel library: {path} cannot be loaded: {error}") from None
+        # The arguments as bytes, which ctypes hands over as they are.
+        self.launch_packed = self.functions["swiglu_launch"]
+        self.launch_packed.restype = ctypes.c_int
+        self.launch_packed.argtypes = (
+            ctypes.c_char_p,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        )
         version = self.functions.swiglu_abi_version()
         if version != ABI_VERSION:
             raise LibraryError(

@@ -1,0 +1,130 @@
+"""One weight tensor, checked once: what an engine calls again and again with other tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from service.kernels.launcher import (
+    ACTIVATIONS,
+    ARGS_SIZE,
+    DTYPES,
+    LIBRARY_CHOOSES,
+    WEIGHTS_CONSTANT,
+    Launcher,
+    check_activation,
+    check_tensors,
+    check_weight,
+    pack_args,
+    refuse_device,
+    stream_of,
+)
+from service.kernels.library import KernelChoice
+
+
+class BoundLauncher:
+    """`swiglu.gate_up` on fixed weights, at half its host time.
+
+    Attributes:
+        gate_up_weight: [2 · intermediate_size, hidden_size], kept alive.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        gate_up_weight: torch.Tensor,
+        activation: str = "silu",
+        *,
+        choice: KernelChoice = LIBRARY_CHOOSES,
+        weights_constant: bool = False,
+    ) -> None:
+        """Check the weights.
+
+        Args:
+            launcher: Of the library that has the kernels.
+            gate_up_weight: As for `swiglu.gate_up`; it must stay where it is in memory.
+            activation: `silu`, `gelu_tanh` or `relu`.
+            choice: Kernel, order and grouping of output tiles; by default what the library chooses.
+            weights_constant: No work on the streams of the calls writes the weights.
+
+        Raises:
+            InvalidArgument: a rule is broken.
+        """
+        check_activation(activation)
+        check_weight(gate_up_weight)
+        self.gate_up_weight = gate_up_weight.detach()
+        self._launcher = launcher
+        self._launch = launcher.library.launch_packed
+        self._device = gate_up_weight.get_device()
+        self._dtype = gate_up_weight.dtype
+        rows, self._hidden_size = gate_up_weight.shape
+        self._intermediate_size = rows // 2
+        self._head = (
+            ARGS_SIZE,
+            DTYPES[self._dtype],
+            ACTIVATIONS[activation],
+            choice.config,
+            choice.raster,
+            choice.swizzle,
+            0,
+            WEIGHTS_CONSTANT if weights_constant else 0,
+        )
+        self._weight = (gate_up_weight.data_ptr(), gate_up_weight.stride(0))
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Enqueue the product on the current stream of the weights' device.
+
+        Args:
+            x: [tokens, hidden_size] of the weights' dtype and device.
+            out: [tokens, intermediate_size], likewise; must not overlap an input.
+
+        Raises:
+            InvalidArgument: a rule is broken; `out` is untouched.
+            KernelError: the device or the CUDA runtime refused; `out` is untouched.
+        """
+        device = self._device
+        if not self._is_sound(x, out):
+            check_tensors(x, self.gate_up_weight, out)
+        if device < 0:
+            refuse_device(x)
+        if device == torch.cuda.current_device():
+            self.enqueue(x, out, stream_of(device))
+        else:
+            with torch.cuda.device(device):
+                self.enqueue(x, out, stream_of(device))
+
+    def enqueue(self, x: torch.Tensor, out: torch.Tensor, stream: int) -> None:
+        """Enqueue on a stream of the current device, for tensors that were checked."""
+        tokens = x.shape[0]
+        args = pack_args(
+            *self._head,
+            tokens,
+            self._intermediate_size,
+            self._hidden_size,
+            x.data_ptr(),
+            # torch lets the distance to a row that is not there be anything.
+            x.stride()[0] if tokens > 1 else self._hidden_size,
+            *self._weight,
+            out.data_ptr(),
+            out.stride()[0] if tokens > 1 else self._intermediate_size,
+        )
+        status = self._launch(args, None, 0, stream)
+        if status:
+            self._launcher.again_or_raise(status, args, x, stream)
+
+    def _is_sound(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Whether `check_tensors` has nothing to say, for the common case, quickly."""
+        x_shape, out_shape = x.shape, out.shape
+        dtype, device = self._dtype, self._device
+        return (
+            len(x_shape) == len(out_shape) == 2
+            and x_shape[1] == self._hidden_size
+            and out_shape[1] == self._intermediate_size
+            and x_shape[0] == out_shape[0]
+            and x.dtype is dtype
+            and out.dtype is dtype
+            and x.get_device() == device
+            and out.get_device() == device
+            and x.stride()[1] == 1
+            and out.stride()[1] == 1
+            and not x.requires_grad
+        )
