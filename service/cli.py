@@ -234,7 +234,7 @@ def bench_kernels(
     ] = "1,16,64,256,1024,2048,4096,8192",
     variants: Annotated[
         str, typer.Option(help="What to time; quack is left out where it is not installed.")
-    ] = "eager,compile,merged,gemm,quack,kernel2,fused",
+    ] = "eager,compile,merged,gemm,quack,kernel1,kernel2,fused",
     rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 3,
     settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
     measure_s: Annotated[
@@ -246,11 +246,15 @@ def bench_kernels(
     results: Annotated[
         Path, typer.Option(help="Directory for <gpu>-kernels.csv and .json.")
     ] = Path("service/bench/results"),
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the dispatch tables; by default the package's."),
+    ] = None,
     add: Annotated[
         bool, typer.Option(help="Keep rows of earlier runs that this one does not measure.")
     ] = False,
     tune: Annotated[
-        bool, typer.Option(help="Search the best kernel of each size: <gpu>-dispatch.json.")
+        bool, typer.Option(help="Search the best kernel of each size for the dispatch table.")
     ] = False,
     plot: Annotated[
         bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
@@ -276,6 +280,7 @@ def bench_kernels(
     from service.bench.kernel_variants import parse_variants
     from service.bench.kernels import run_kernel_bench
     from service.bench.timing import Steadiness
+    from service.kernels.dispatch_table import TABLES
 
     options = KernelBenchOptions(
         models=parse_models(models),
@@ -284,6 +289,7 @@ def bench_kernels(
         steadiness=Steadiness(settle_s, measure_s, rounds),
         budget_s=budget_s,
         results=results,
+        tables=tables or TABLES,
         add=add,
         command=recorded_command(sys.argv[1:]),
         commit=commit,

@@ -30,6 +30,7 @@ class KernelBenchOptions:
         steadiness: Length and number of visits for M above 256.
         budget_s: Seconds after which no further size is begun.
         results: Directory of the results files.
+        tables: Directory of the dispatch tables.
         add: Keep rows of earlier runs that this one does not measure.
         command: What a reader would type.
         commit: Where there is no checkout to ask.
@@ -41,6 +42,7 @@ class KernelBenchOptions:
     steadiness: Steadiness
     budget_s: float
     results: Path
+    tables: Path
     add: bool
     command: str
     commit: str | None
@@ -96,7 +98,7 @@ def recorded_command(arguments: Sequence[str]) -> str:
         name, _, value = argument.partition("=")
         if skipped:
             skipped = False
-        elif name in {"--results", "--commit"}:
+        elif name in {"--results", "--tables", "--commit"}:
             skipped = not value
         else:
             kept.append(argument)

@@ -1,15 +1,14 @@
-"""`tilemlp bench kernels --tune`: the fastest instance, raster and swizzle of every size.
+"""`tilemlp bench kernels --tune`: the fastest kernel, order and grouping of tiles at every size.
 
 The sweep narrows down: all instances at a glance, then all orders of the best few at a glance, then
-the best of those in the steady state, together with what the library chooses now.
+the best of those in the steady state, the best of each kernel and what is chosen now among them.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu, gpu_slug
@@ -19,24 +18,31 @@ from service.bench.kernel_variants import candidates, make_calls, make_fused_cal
 from service.bench.kernels import PACKAGES
 from service.bench.timing import CapturedCalls, Steadiness, Timing, Visitable, measure
 from service.kernels.abi import Raster
+from service.kernels.dispatch_table import Tuned, TunedSize, table_path, write_table
 from service.kernels.launcher import Launcher, default_launcher
-from service.kernels.library import KernelChoice
+from service.kernels.library import KernelChoice, KernelConfig
 
-ORDERS = tuple(
-    (raster, swizzle)
-    for raster in (Raster.ALONG_M, Raster.ALONG_N)
-    for swizzle in (1, 2, 3, 4, 6, 8, 12, 16)
+ORDERS = (
+    *((Raster.ALONG_M, swizzle) for swizzle in (1, 2, 4, 6, 8, 12)),
+    *((Raster.ALONG_N, swizzle) for swizzle in (1, 4, 8)),
 )
 _GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
 _INSTANCES_KEPT = 3
 _CHOICES_KEPT = 3
 
 
-def run_tune(options: KernelBenchOptions, progress: Progress) -> list[str]:
-    """Sweep every size, write `<gpu>-dispatch.json` after each, and return lines to print.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One size after its sweep."""
 
-    Entries are {model, tokens, hidden, intermediate, config, raster, swizzle, us, gemm_us, now_us,
-    runners_up}: the best choice at that M, cuBLAS's bare GEMM, what the library chose before.
+    size: Size
+    tuned: TunedSize
+    gemm_us: float
+    now_us: float
+
+
+def run_tune(options: KernelBenchOptions, progress: Progress) -> list[str]:
+    """Sweep every size, write the GPU's table after each, and return lines to print.
 
     Raises:
         ConfigError: there is no GPU.
@@ -45,24 +51,23 @@ def run_tune(options: KernelBenchOptions, progress: Progress) -> list[str]:
     require_gpu()
     launcher = default_launcher()
     gpu = describe_gpu()
-    table: dict[str, object] = {
+    about: dict[str, object] = {
         **describe_environment(options.command, PACKAGES, options.commit),
         **gpu,
         "library": launcher.library.build_info,
         "steadiness": asdict(options.steadiness),
     }
-    path = options.results / f"{gpu_slug(str(gpu['gpu']))}-dispatch.json"
-    options.results.mkdir(parents=True, exist_ok=True)
-    entries: list[dict[str, object]] = []
+    path = table_path(gpu_slug(str(gpu["gpu"])), options.tables)
+    found: list[Found] = []
     num_sms = int(str(gpu["multiprocessors"]))
     began, sizes = time.monotonic(), options.sizes
     for index, problem in enumerate(draw_problems(sizes)):
         if time.monotonic() - began > options.budget_s:
             break
         progress(index, len(sizes), f"{problem.size.model}, {problem.size.tokens} tokens")
-        entries.append(_Sweep(launcher, num_sms, problem, options.steadiness).entry())
-        path.write_text(json.dumps({**table, "entries": entries}, indent=1) + "\n")
-    return [_line(entry) for entry in entries]
+        found.append(_Sweep(launcher, num_sms, problem, options.steadiness).run())
+        write_table(path, about, [entry.tuned for entry in found])
+    return [_line(entry) for entry in found]
 
 
 class _Sweep:
@@ -76,48 +81,48 @@ class _Sweep:
         self._problem = problem
         self._steadiness = steadiness
 
-    def entry(self) -> dict[str, object]:
-        """The line of the table."""
+    def run(self) -> Found:
         size = self._problem.size
         now = self._chosen_now(size)
-        instances = [KernelChoice(config.id) for config in candidates(self._launcher.library)]
+        finalists = {now, *self._finalists()}
+        timings = self._measure(finalists)
+        us = {choice: timings[self._name(choice)].us for choice in finalists}
+        ranked = tuple(self._tuned(choice, us[choice]) for choice in sorted(us, key=us.__getitem__))
+        tuned = TunedSize(size.hidden, size.intermediate, size.tokens, ranked)
+        return Found(size, tuned, timings["gemm"].us, us[now])
+
+    def _finalists(self) -> list[KernelChoice]:
+        """The best few choices, and the best of each kernel."""
+        instances = self._by_time([KernelChoice(config.id) for config in self._candidates()])
+        kept = _with_each_kernel(instances, _INSTANCES_KEPT, self._kernel)
         orders = [
             KernelChoice(choice.config, raster, swizzle)
-            for choice in self._best(instances, _INSTANCES_KEPT)
-            for raster, swizzle in ORDERS
+            for choice in kept
+            for raster, swizzle in self._orders(choice)
         ]
-        finalists = {now, *self._best(orders, _CHOICES_KEPT)}
-        gemm = CapturedCalls(make_calls("gemm", self._problem))
-        timings = self._measure(finalists, gemm)
-        ranked = sorted(finalists, key=lambda choice: timings[self._name(choice)].us)
-        best = ranked[0]
-        return {
-            "model": size.model,
-            "tokens": size.tokens,
-            "hidden": size.hidden,
-            "intermediate": size.intermediate,
-            "config": self._launcher.library.configs[best.config].name,
-            "raster": Raster(best.raster).name.lower(),
-            "swizzle": best.swizzle,
-            "us": round(timings[self._name(best)].us, 2),
-            "gemm_us": round(timings["gemm"].us, 2),
-            "now": self._name(now),
-            "now_us": round(timings[self._name(now)].us, 2),
-            "runners_up": {
-                self._name(choice): round(timings[self._name(choice)].us, 2)
-                for choice in ranked[1:]
-            },
-        }
+        return _with_each_kernel(self._by_time(orders), _CHOICES_KEPT, self._kernel)
 
-    def _best(self, choices: Sequence[KernelChoice], count: int) -> list[KernelChoice]:
+    def _candidates(self) -> list[KernelConfig]:
+        return candidates(self._launcher.library)
+
+    def _kernel(self, choice: KernelChoice) -> int:
+        return self._launcher.library.configs[choice.config].kernel
+
+    def _orders(self, choice: KernelChoice) -> Sequence[tuple[Raster, int]]:
+        """Of a single row of tiles there is one."""
+        config = self._launcher.library.configs[choice.config]
+        return ORDERS if self._problem.size.tokens > config.tile_m else ORDERS[:1]
+
+    def _by_time(self, choices: Sequence[KernelChoice]) -> list[KernelChoice]:
         captured = {self._name(choice): self._capture(choice) for choice in choices}
         glances = measure(captured, _GLANCE)
-        return sorted(choices, key=lambda choice: glances[self._name(choice)].us)[:count]
+        return sorted(choices, key=lambda choice: glances[self._name(choice)].us)
 
-    def _measure(self, choices: set[KernelChoice], gemm: Visitable) -> dict[str, Timing]:
+    def _measure(self, choices: set[KernelChoice]) -> dict[str, Timing]:
         captured: dict[str, Visitable] = {
             self._name(choice): self._capture(choice) for choice in choices
         }
+        gemm = CapturedCalls(make_calls("gemm", self._problem))
         steadiness = self._steadiness.for_tokens(self._problem.size.tokens)
         return measure({**captured, "gemm": gemm}, steadiness)
 
@@ -128,15 +133,34 @@ class _Sweep:
         library = self._launcher.library
         return library.select(size.tokens, size.intermediate, size.hidden, self._num_sms)
 
+    def _tuned(self, choice: KernelChoice, us: float) -> Tuned:
+        config = self._launcher.library.configs[choice.config].name
+        return Tuned(config, Raster(choice.raster).name.lower(), choice.swizzle, round(us, 2))
+
     def _name(self, choice: KernelChoice) -> str:
         config = self._launcher.library.configs[choice.config].name
         return f"{config} {Raster(choice.raster).name.lower()} {choice.swizzle}"
 
 
-def _line(entry: dict[str, object]) -> str:
-    us, gemm_us, now_us = (float(str(entry[name])) for name in ("us", "gemm_us", "now_us"))
+def _with_each_kernel(
+    ranked: Sequence[KernelChoice], count: int, kernel: Callable[[KernelChoice], int]
+) -> list[KernelChoice]:
+    """The first `count`, and the first of every kernel that is not among them."""
+    kept = list(ranked[:count])
+    for choice in ranked[count:]:
+        if all(kernel(other) != kernel(choice) for other in kept):
+            kept.append(choice)
+    return kept
+
+
+def _line(found: Found) -> str:
+    best = found.tuned.ranked[0]
+    others = ", ".join(
+        f"{tuned.config} {tuned.raster} {tuned.swizzle} {tuned.us / found.gemm_us:.3f}"
+        for tuned in found.tuned.ranked[1:]
+    )
     return (
-        f"{entry['model']!s:13} {entry['tokens']!s:>6}  {entry['config']!s:16} "
-        f"{entry['raster']!s:8} {entry['swizzle']}  {us:9.1f} µs, {us / gemm_us:.3f} of the GEMM, "
-        f"{now_us / gemm_us:.3f} as the library chose before"
+        f"{found.size.model:13} {found.size.tokens:6}  {best.config:16} {best.raster:8} "
+        f"{best.swizzle:2} {best.us:9.1f} µs, {best.us / found.gemm_us:.3f} of the GEMM; before "
+        f"{found.now_us / found.gemm_us:.3f}; {others}"
     )

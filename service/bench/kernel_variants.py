@@ -5,7 +5,9 @@ compile    the same function under torch.compile
 merged     one GEMM on [2N, K] and one elementwise kernel, as inference servers do it
 gemm       that GEMM alone, with no activation: a bound for what fuses in the epilogue
 quack      QuACK's gemm_gated in its default configuration, where it is installed
-fused      ours, as the library chooses
+kernel1    the best instances of our two-pass kernel
+kernel2    the best instances of our one-pass kernel
+fused      the one of them that a service runs at this size
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from service.kernels.library import KernelChoice, KernelConfig, Library
 Calls: TypeAlias = Sequence[Callable[[], object]]
 # Sizes in one run, at most.
 _MOST_SHAPES = 1000
-VARIANTS = ("eager", "compile", "merged", "gemm", "quack", "kernel2", "fused")
+VARIANTS = ("eager", "compile", "merged", "gemm", "quack", "kernel1", "kernel2", "fused")
 
 
 def parse_variants(text: str) -> tuple[str, ...]:
@@ -88,11 +90,8 @@ def make_fused_calls(
 
 
 def candidates(library: Library) -> list[KernelConfig]:
-    """The instances that a choice is made among.
-
-    Granularity 0 wants weights in another layout, and 1 is there to be measured against 8.
-    """
-    return [config for config in library.configs if config.granularity == 8]
+    """The instances that a choice is made among."""
+    return [config for config in library.configs if not config.comparison]
 
 
 def _eager(problem: Problem) -> Calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from service.bench.ceilings import measure_ceilings, measure_host_us
@@ -21,13 +22,17 @@ from service.bench.kernel_results import (
 )
 from service.bench.kernel_variants import candidates, eager, make_calls, make_fused_calls
 from service.bench.timing import CapturedCalls, Steadiness, Timing, measure
+from service.kernels.abi import Raster
+from service.kernels.dispatch_table import DispatchTable, read_table, table_path
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
 
 PACKAGES = ("torch", "triton", "quack-kernels", "nvidia-cutlass-dsl", "numpy")
-# Every instance is looked at briefly, and the fastest are measured as everything else.
+# Where nothing was tuned, every instance is looked at briefly, and the fastest are measured as
+# everything else.
 _GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
 _SHORTLISTED = 2
+_OURS = ("fused", "kernel1", "kernel2")
 
 
 def run_kernel_bench(options: KernelBenchOptions, progress: Progress) -> list[str]:
@@ -61,6 +66,9 @@ class KernelBench:
         gpu = describe_gpu()
         self._slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
+        self._table = DispatchTable(
+            read_table(table_path(self._slug, options.tables)), launcher.library
+        )
         self._ceilings = measure_ceilings(options.steadiness)
         self._sizes: list[dict[str, object]] = []
         self.run: dict[str, object] = {
@@ -81,17 +89,21 @@ class KernelBench:
         """Measure all variants at one size and keep the row."""
         size, variants = problem.size, self._options.variants
         captured = {
-            name: CapturedCalls(make_calls(name, problem))
-            for name in variants
-            if name not in {"fused", "kernel2"}
+            name: CapturedCalls(make_calls(name, problem)) for name in variants if name not in _OURS
         }
-        if "fused" in variants:
-            captured["fused"] = CapturedCalls(make_fused_calls(self._launcher, problem))
         chosen = self._chosen(size)
-        if "kernel2" in variants:
-            captured.update(self._shortlist(problem, without=chosen if "fused" in variants else ""))
+        if "fused" in variants:
+            captured["fused"] = self._capture(problem, chosen)
+        instances: dict[str, KernelChoice] = {}
+        for kernel in (1, 2):
+            if f"kernel{kernel}" in variants:
+                for choice in self._shortlist(problem, kernel):
+                    instances[self._name(choice)] = choice
+        if "fused" in variants:
+            instances.pop(self._name(chosen), None)
+        captured.update({name: self._capture(problem, it) for name, it in instances.items()})
         timings = measure(captured, self._options.steadiness.for_tokens(size.tokens))
-        self._rows.append(self._row(problem, chosen, timings))
+        self._rows.append(self._row(problem, chosen, instances, timings))
         self._sizes.append(
             {
                 "model": size.model,
@@ -109,7 +121,7 @@ class KernelBench:
 
     def table(self) -> list[str]:
         """Lines to print: times of the run as parts of the bare GEMM's."""
-        columns = ("eager", "compile", "merged", "quack", "kernel2", "fused")
+        columns = ("eager", "compile", "merged", "quack", "kernel1", "kernel2", "fused")
         lines = ["model          tokens    gemm µs  " + "".join(f"{name:>9}" for name in columns)]
         for row in self._rows:
             cells = [_ratio(getattr(row, f"{name}_us"), row.gemm_us) for name in columns]
@@ -121,32 +133,60 @@ class KernelBench:
             )
         return lines
 
-    def _chosen(self, size: Size) -> str:
+    def _chosen(self, size: Size) -> KernelChoice:
+        """What a service runs: the table's choice, or the library's where it has none."""
         library = self._launcher.library
-        choice = library.select(size.tokens, size.intermediate, size.hidden, self._num_sms)
-        return library.configs[choice.config].name
+        tuned = self._table.best(size.tokens, size.intermediate, size.hidden)
+        return tuned or library.select(size.tokens, size.intermediate, size.hidden, self._num_sms)
 
-    def _shortlist(self, problem: Problem, without: str) -> dict[str, CapturedCalls]:
-        """The fastest instances at a glance, by name; not the one that is measured anyway."""
-        captured = {
-            config.name: CapturedCalls(
-                make_fused_calls(self._launcher, problem, KernelChoice(config.id))
-            )
+    def _shortlist(self, problem: Problem, kernel: int) -> list[KernelChoice]:
+        """The fastest choices of a kernel that the tuner knows, or that a glance finds."""
+        size, configs = problem.size, self._launcher.library.configs
+        tuned = self._table.ranked(size.tokens, size.intermediate, size.hidden)
+        known = [choice for choice in tuned if configs[choice.config].kernel == kernel]
+        if known:
+            return known[:_SHORTLISTED]
+        choices = {
+            config.name: KernelChoice(config.id)
             for config in candidates(self._launcher.library)
-            if config.name != without
+            if config.kernel == kernel
         }
-        glances = measure(captured, _GLANCE)
-        best = sorted(captured, key=lambda name: glances[name].us)[:_SHORTLISTED]
-        return {name: captured[name] for name in best}
+        glances = measure(
+            {name: self._capture(problem, choice) for name, choice in choices.items()}, _GLANCE
+        )
+        return [choices[name] for name in sorted(choices, key=lambda name: glances[name].us)][
+            :_SHORTLISTED
+        ]
 
-    def _row(self, problem: Problem, chosen: str, timings: dict[str, Timing]) -> KernelRow:
-        size = problem.size
+    def _capture(self, problem: Problem, choice: KernelChoice) -> CapturedCalls:
+        return CapturedCalls(make_fused_calls(self._launcher, problem, choice))
+
+    def _name(self, choice: KernelChoice) -> str:
+        name = self._launcher.library.configs[choice.config].name
+        return f"{name} {Raster(choice.raster).name.lower()} {choice.swizzle}"
+
+    def _row(
+        self,
+        problem: Problem,
+        chosen: KernelChoice,
+        instances: Mapping[str, KernelChoice],
+        timings: Mapping[str, Timing],
+    ) -> KernelRow:
+        size, configs = problem.size, self._launcher.library.configs
 
         def us(name: str) -> float | None:
             return timings[name].us if name in timings else None
 
-        ours = {"fused", *(config.name for config in candidates(self._launcher.library))}
-        instances = [timing.us for name, timing in timings.items() if name in ours]
+        def best_us(kernel: int) -> float | None:
+            if f"kernel{kernel}" not in self._options.variants:
+                return None
+            ours = {**instances, "fused": chosen}
+            return min(
+                timings[name].us
+                for name, choice in ours.items()
+                if name in timings and configs[choice.config].kernel == kernel
+            )
+
         fused = us("fused")
         rate = self._ceilings["hbm_read_bytes_per_s"]
         return KernelRow(
@@ -159,20 +199,21 @@ class KernelBench:
             merged_us=us("merged"),
             gemm_us=us("gemm"),
             quack_us=us("quack"),
-            kernel2_us=min(instances) if "kernel2" in self._options.variants else None,
+            kernel1_us=best_us(1),
+            kernel2_us=best_us(2),
             fused_us=fused,
-            chosen=chosen if fused else None,
+            chosen=configs[chosen.config].name if fused else None,
             mismatch_eager=self._mismatch_eager(problem) if us("eager") else None,
-            mismatch_fused=self._mismatch_fused(problem) if fused else None,
+            mismatch_fused=self._mismatch_fused(problem, chosen) if fused else None,
             hbm_fraction=size.bytes / fused * 1e6 / rate if fused else None,
         )
 
     def _mismatch_eager(self, problem: Problem) -> float:
         return problem.off_by_one_percent(eager(problem.x, problem.weights[0]))
 
-    def _mismatch_fused(self, problem: Problem) -> float:
+    def _mismatch_fused(self, problem: Problem, chosen: KernelChoice) -> float:
         problem.out.fill_(float("nan"))
-        self._launcher(problem.x, problem.weights[0], problem.out)
+        self._launcher(problem.x, problem.weights[0], problem.out, "silu", chosen)
         return problem.off_by_one_percent(problem.out)
 
 

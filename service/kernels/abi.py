@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum, IntFlag
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 CONFIG_AUTO = -1
 
 
@@ -82,6 +82,7 @@ class Config(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
         ("id", ctypes.c_int32),
+        ("kernel", ctypes.c_int32),
         ("tile_m", ctypes.c_int32),
         ("tile_n", ctypes.c_int32),
         ("tile_k", ctypes.c_int32),
@@ -90,6 +91,7 @@ class Config(ctypes.Structure):
         ("cooperative", ctypes.c_int32),
         ("granularity", ctypes.c_int32),
         ("all_types", ctypes.c_int32),
+        ("comparison", ctypes.c_int32),
         ("name", ctypes.c_char_p),
     ]
 

@@ -22,20 +22,24 @@ class KernelConfig:
 
     Attributes:
         id: What a choice of this kernel holds.
-        name: Such as `pp_128x192_c2x1`; the tile in it counts the 2N extent.
+        kernel: 1, gate and up in two passes over hidden_size, or 2, both in one.
+        name: Such as `pp_128x192_c2x1`; the tile in it is the accumulator's.
         tile_m: Output tile of one CTA in tokens.
         tile_n: Output tile of one CTA in columns of the output.
-        granularity: Columns of gate, then of up, in the accumulator: 8 or 1; 0 wants weights
-            that lie interleaved by 8 rows in memory.
+        granularity: Columns of gate, then of up, in the accumulator: 8 or 1; 0 in Kernel-1, and
+            -1 wants weights that lie interleaved by 8 rows in memory.
         all_types: Compiled for every dtype and activation, not only for bf16 with SiLU.
+        comparison: Never chosen, there to be measured against another.
     """
 
     id: int
+    kernel: int
     name: str
     tile_m: int
     tile_n: int
     granularity: int
     all_types: bool
+    comparison: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +164,13 @@ class Library:
         self.check(self.functions.swiglu_get_config(index, ctypes.byref(config)))
         return KernelConfig(
             id=config.id,
+            kernel=config.kernel,
             name=config.name.decode(),
             tile_m=config.tile_m,
             tile_n=config.tile_n,
             granularity=config.granularity,
             all_types=bool(config.all_types),
+            comparison=bool(config.comparison),
         )
 
 

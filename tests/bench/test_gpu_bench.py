@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
@@ -13,6 +11,7 @@ from service.bench.kernel_results import read_about, read_rows
 from service.bench.kernel_tune import run_tune
 from service.bench.kernels import run_kernel_bench
 from service.bench.timing import CapturedCalls, Steadiness
+from service.kernels.dispatch_table import read_table
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +28,7 @@ def options(results, variants: str) -> KernelBenchOptions:
         steadiness=BRIEF,
         budget_s=60,
         results=results,
+        tables=results,
         add=False,
         command="tilemlp bench kernels",
         commit=None,
@@ -54,9 +54,10 @@ def test_a_row_of_everything(tmp_path):
 
 def test_an_entry_of_the_dispatch_table(tmp_path):
     run_tune(options(tmp_path, "gemm"), lambda *_: None)
-    (path,) = tmp_path.glob("*-dispatch.json")
-    (entry,) = json.loads(path.read_text())["entries"]
-    assert entry["us"] <= entry["now_us"]
+    (path,) = tmp_path.glob("*.json")
+    (size,) = read_table(path)
+    assert size.ranked[0].us <= size.ranked[-1].us
+    assert {tuned.config.startswith("k1_") for tuned in size.ranked} == {True, False}
 
 
 def test_time_is_that_of_the_work():

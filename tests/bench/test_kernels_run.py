@@ -17,7 +17,9 @@ from service.bench.timing import Steadiness, Visit
 from service.cli import main
 from service.engine.presets import PresetShape
 from service.kernels import reference
+from service.kernels.dispatch_table import Tuned, TunedSize, read_table, write_table
 from service.kernels.launcher import Launcher
+from service.kernels.library import KernelChoice
 
 GPU = {"gpu": "NVIDIA H200", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
 GPU["power_limit_watts"] = 700.0
@@ -91,9 +93,9 @@ def test_one_row_a_size_and_all_that_was_asked_for(monkeypatch, capsys, tmp_path
     ]
     for row in rows:
         assert None not in (row.eager_us, row.compile_us, row.merged_us, row.gemm_us, row.fused_us)
-        assert (row.quack_us, row.kernel1_us) == (None, None)
+        assert row.quack_us is None
         # The later an instance was captured, the slower it was; the chosen one was the first.
-        assert row.kernel2_us == row.fused_us
+        assert row.kernel2_us == row.fused_us < row.kernel1_us
         assert row.chosen in {config.name for config in cpu.library.configs}
         assert row.mismatch_eager is not None
         assert row.mismatch_fused == 0.0
@@ -138,24 +140,41 @@ def test_out_of_time_what_was_left_out_is_said(monkeypatch, capsys, tmp_path, cp
 
 
 def test_tuning_keeps_the_fastest_choice(monkeypatch, capsys, tmp_path, cpu):
-    flags = ["--models", "0.5b", "--tokens", "4,1024", "--results", str(tmp_path)]
+    flags = ["--models", "0.5b", "--tokens", "4,1024", "--tables", str(tmp_path)]
     out = run(monkeypatch, capsys, *flags, "--tune", "--rounds", "1")
-    table = json.loads((tmp_path / "h200-dispatch.json").read_text())
-    assert table["gpu"] == "NVIDIA H200"
-    assert [entry["tokens"] for entry in table["entries"]] == [4, 1024]
-    for entry in table["entries"]:
-        config = cpu.library.config(entry["config"])
-        assert config.granularity == 8
-        assert entry["raster"] in ("along_m", "along_n")
-        assert entry["swizzle"] >= 1
-        assert entry["us"] <= min(entry["now_us"], *entry["runners_up"].values())
-        best = f"{config.name} {entry['raster']} {entry['swizzle']}"
-        assert entry["now"] in {*entry["runners_up"], best}
+    assert json.loads((tmp_path / "h200.json").read_text())["gpu"] == "NVIDIA H200"
+    sizes = read_table(tmp_path / "h200.json")
+    assert [size.tokens for size in sizes] == [4, 1024]
+    for size in sizes:
+        times = [tuned.us for tuned in size.ranked]
+        assert times == sorted(times)
+        kernels_ = {cpu.library.config(tuned.config).kernel for tuned in size.ranked}
+        assert kernels_ == {1, 2}
+        now = cpu.library.select(size.tokens, size.intermediate, size.hidden, 132)
+        assert cpu.library.configs[now.config].name in {tuned.config for tuned in size.ranked}
     assert out.count("of the GEMM") == 2
     swept = {(c.config, c.raster, c.swizzle) for c in cpu.choices}
-    instances = [config for config in cpu.library.configs if config.granularity == 8]
+    instances = [config for config in cpu.library.configs if not config.comparison]
     assert {config for config, raster, _ in swept if raster == 0} == {c.id for c in instances}
     assert len({(raster, swizzle) for _, raster, swizzle in swept if raster}) >= len(ORDERS)
+
+
+def test_what_was_tuned_is_what_is_measured(monkeypatch, capsys, tmp_path, cpu):
+    """The table's first is `fused`, its first of each kernel the other two columns."""
+    ranked = [
+        Tuned("k1_64x256_c2x1", "along_n", 4, 1.0),
+        Tuned("co_256x128_c1x2", "along_m", 6, 2.0),
+        Tuned("pp_64x256_c1x1", "along_m", 1, 3.0),
+    ]
+    write_table(tmp_path / "h200.json", {}, [TunedSize(16, 24, 64, tuple(ranked))])
+    flags = ["--models", "0.5b", "--results", str(tmp_path), "--tables", str(tmp_path)]
+    run(monkeypatch, capsys, *flags, "--tokens", "48", "--variants", "kernel1,kernel2,fused")
+    (row,) = read_rows(tmp_path / "h200-kernels.csv")
+    assert row.chosen == "k1_64x256_c2x1"
+    assert row.kernel1_us == row.fused_us < row.kernel2_us
+    ids = {cpu.library.config(tuned.config).id for tuned in ranked}
+    assert {choice.config for choice in cpu.choices} == ids
+    assert KernelChoice(cpu.library.config("co_256x128_c1x2").id, 1, 6) in cpu.choices
 
 
 def test_every_variant_but_quack_computes_what_it_says(cpu):

@@ -53,13 +53,13 @@ class Swiglu:
 
     def weights(self, config: abi.Config, gate_up: torch.Tensor) -> torch.Tensor:
         """Return [gate; up] as this configuration reads it."""
-        return interleave_rows(gate_up) if config.granularity == 0 else gate_up
+        return interleave_rows(gate_up) if config.granularity == -1 else gate_up
 
     def __call__(self, x, gate_up, out, /, **options) -> None:
         self.launch(self.args(x, gate_up, out, **options))
 
 
 def interleave_rows(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return [2N, K] with rows in groups of 8 gate and 8 up: what granularity 0 configs read."""
+    """Return [2N, K] with rows in groups of 8 gate and 8 up: what granularity -1 configs read."""
     n, k = gate_up.shape[0] // 2, gate_up.shape[1]
     return gate_up.view(2, n // 8, 8, k).transpose(0, 1).reshape(2 * n, k).contiguous()

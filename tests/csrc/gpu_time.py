@@ -65,7 +65,7 @@ def make_calls(variant: str, libraries: list[Swiglu], sizes: Sizes, tokens: int)
     name, raster, swizzle, flags = given + ["-", "0", ""][len(given) - 1 :]
     swiglu = libraries[int(name.startswith("other/"))]
     config = swiglu.by_name.get(name.removeprefix("other/"))  # None for auto
-    weights = sizes.physical() if config and config.granularity == 0 else sizes.weights
+    weights = sizes.physical() if config and config.granularity == -1 else sizes.weights
     options = {
         "config": config.id if config else abi.CONFIG_AUTO,
         "raster": {"-": abi.RASTER_AUTO, "m": abi.RASTER_ALONG_M, "n": abi.RASTER_ALONG_N}[raster],

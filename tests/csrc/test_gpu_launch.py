@@ -12,16 +12,17 @@ import torch
 from torch.nn import functional
 
 from tests.csrc import abi
-from tests.csrc.cases import POISON, faults, frame_fault, make_case, reference
+from tests.csrc.cases import POISON, faults, frame_fault, make_case, reference, roundings_of
 from tests.csrc.names import CONFIG_NAMES
 
 pytestmark = pytest.mark.gpu
 every_config = pytest.mark.parametrize("config_name", CONFIG_NAMES)
 
 
-def fault_of(case, out=None) -> str:
+def fault_of(case, config=None, out=None) -> str:
+    roundings = roundings_of(config) if config else 1
     expected = reference(case.x, case.gate_up, abi.SILU)
-    return faults(case.out if out is None else out, *expected) or frame_fault(case)
+    return faults(case.out if out is None else out, *expected, roundings) or frame_fault(case)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_thousand_repeats_are_bitwise_equal(swiglu, config):
         swiglu.launch(args)
         differing += (case.out.view(torch.int16) != first.view(torch.int16)).any()
     assert int(differing) == 0
-    assert fault_of(case, first) == ""
+    assert fault_of(case, config, first) == ""
 
 
 @every_config
@@ -108,7 +109,7 @@ def test_graph_replays_read_what_is_there(swiglu, config):
         case.x.copy_(torch.randn_like(case.x))
         case.frame.fill_(POISON)
         graph.replay()
-        assert fault_of(case) == ""
+        assert fault_of(case, config) == ""
 
 
 @every_config

@@ -17,6 +17,7 @@ from tests.csrc.cases import (
     make_case,
     off_by_percent,
     reference,
+    roundings_of,
     run_case,
 )
 from tests.csrc.names import CONFIG_NAMES
@@ -113,18 +114,25 @@ def test_models_and_the_share_of_elements_that_are_off(swiglu, model, scale):
     """No more elements off by 1 % than cuBLAS's bf16 GEMM with an FP32 result and activation has.
 
     That runs on the same tensor cores; sums that nearly cancel differ by the order and the
-    truncation of their additions.
+    truncation of their additions. Kernel-1 is compared with the same whose activated gate is
+    rounded to bf16.
     """
     k, n = QWEN[model]
     case = make_case(random.Random(model).randint(130, 400), n, k, scale=scale, pad=0)
     expected, slack = reference(case.x, case.gate_up, abi.SILU)
     both = torch.mm(case.x, case.gate_up.T, out_dtype=torch.float32).split(n, dim=1)
-    allowed = off_by_percent((functional.silu(both[0]) * both[1]).bfloat16(), expected)
+    gate = functional.silu(both[0])
+    allowed = {
+        1: off_by_percent((gate.bfloat16().float() * both[1]).bfloat16(), expected),
+        2: off_by_percent((gate * both[1]).bfloat16(), expected),
+    }
     for config in swiglu.configs:
         case.out.zero_()
         swiglu(case.x, swiglu.weights(config, case.gate_up), case.out, config=config.id)
-        assert (faults(case.out, expected, slack) or frame_fault(case)) == "", config.name
-        assert off_by_percent(case.out, expected) <= 1.05 * allowed + 2e-6, config.name
+        found = faults(case.out, expected, slack, roundings_of(config)) or frame_fault(case)
+        assert found == "", config.name
+        most = 1.05 * allowed[config.kernel] + 2e-6
+        assert off_by_percent(case.out, expected) <= most, config.name
 
 
 @pytest.mark.parametrize(
@@ -143,9 +151,10 @@ def test_more_than_2_to_the_31_elements(swiglu, shape):
         x[rows], torch.cat([gate_up[columns], gate_up[n + columns]]), abi.SILU
     )
     for config in swiglu.configs:
-        if config.granularity != 8:
+        if config.comparison:
             continue
         out.fill_(poison)
         swiglu(x, gate_up, out, config=config.id)
-        assert faults(out[rows][:, columns], expected, slack) == "", config.name
+        found = faults(out[rows][:, columns], expected, slack, roundings_of(config))
+        assert found == "", config.name
         assert not (out == poison).any(), config.name

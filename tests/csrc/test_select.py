@@ -31,11 +31,17 @@ def test_the_table_is_consistent(library):
     assert [config.id for config in table] == list(range(len(table)))
     assert len({config.name for config in table}) == len(table)
     for config in table:
-        kind, tile, cluster = config.name.decode().split("_")[:3]
-        assert kind == ("co" if config.cooperative else "pp")
-        assert tile == f"{config.tile_m}x{2 * config.tile_n}"
+        kind, tile, cluster, *variant = config.name.decode().split("_")
         assert cluster == f"c{config.cluster_m}x{config.cluster_n}"
-        assert config.granularity in (0, 1, 8)
+        assert config.comparison == bool(variant)
+        if config.kernel == 1:
+            assert kind == "k1"
+            assert tile == f"{config.tile_m}x{config.tile_n}"
+            assert config.granularity == 0
+        else:
+            assert kind == ("co" if config.cooperative else "pp")
+            assert tile == f"{config.tile_m}x{2 * config.tile_n}"
+            assert config.granularity == {"g1": 1, "phys": -1}.get("".join(variant), 8)
 
 
 @pytest.mark.parametrize("index", [-1, 10_000])
@@ -57,7 +63,7 @@ def test_every_choice_is_complete_and_compiled(library, dtype, activation):
         for m in TOKENS:
             choice = select(library, m, n, k, dtype=dtype, activation=activation)
             config = table[choice.config]
-            assert config.granularity == 8
+            assert not config.comparison
             assert config.all_types or (dtype, activation) == (abi.BF16, abi.SILU)
             assert choice.raster in (abi.RASTER_ALONG_M, abi.RASTER_ALONG_N)
             assert 1 <= choice.swizzle <= 1024

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.kernels.abi import Args
+from service.kernels.abi import ABI_VERSION, Args
 from service.kernels.launcher import Launcher
 from service.kernels.library import Library
 from tests.csrc.conftest import CSRC, HOST_SOURCES
@@ -27,7 +27,7 @@ def build(path: Path, *arguments: str | Path) -> Path:
     return path
 
 
-def build_recorder(path: Path, abi_version: int = 1) -> Path:
+def build_recorder(path: Path, abi_version: int = ABI_VERSION) -> Path:
     return build(path, f"-DRECORDER_ABI_VERSION={abi_version}", HERE / "recorder.c")
 
 

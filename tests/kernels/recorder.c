@@ -34,7 +34,7 @@ const char* swiglu_status_name(swiglu_status_t status) {
 }
 int32_t swiglu_config_count(void) { return 1; }
 swiglu_status_t swiglu_get_config(int32_t index, swiglu_config_t* config) {
-  swiglu_config_t only = {sizeof only, index, 128, 96, 64, 2, 1, 0, 8, 1, "pp_128x192_c2x1"};
+  swiglu_config_t only = {sizeof only, index, 2, 128, 96, 64, 2, 1, 0, 8, 1, 0, "pp_128x192_c2x1"};
   *config = only;
   return SWIGLU_OK;
 }

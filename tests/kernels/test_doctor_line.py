@@ -9,6 +9,7 @@ import pytest
 
 from service.cli import main
 from service.kernels import library as library_module
+from service.kernels.abi import ABI_VERSION
 from service.kernels.library import default_library
 
 
@@ -31,7 +32,7 @@ def line(monkeypatch, capsys) -> str:
 
 def test_where_it_is_and_what_it_was_built_with(monkeypatch, capsys, recorder_path):
     monkeypatch.setattr(library_module, "SEARCHED", (recorder_path,))
-    assert line(monkeypatch, capsys) == f"{recorder_path}, ABI 1, 1 kernels, recorder=1"
+    assert line(monkeypatch, capsys) == f"{recorder_path}, ABI {ABI_VERSION}, 1 kernels, recorder=1"
 
 
 def test_why_there_is_none(monkeypatch, capsys, tmp_path):

@@ -34,15 +34,18 @@ def problem(dtype=torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     return draw(M, K, dtype), draw(2 * N, K, dtype, std=0.05)
 
 
-def assert_right(out, x, weight, activation="silu") -> None:
-    """Each element within one rounding of FP64, and 2^-19 of the sum of magnitudes before it."""
+def assert_right(out, x, weight, activation="silu", roundings=1) -> None:
+    """Each element within a rounding of FP64, and 2^-19 of the sum of magnitudes before it.
+
+    Kernel-1 rounds the activated gate as well.
+    """
     exact = reference.gated(x, weight, activation, torch.float64)
     size = x.double().abs() @ weight.double().abs().T
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     act = reference.ACTIVATIONS[activation](gate)
     n = weight.shape[0] // 2
     slack = (1.2 * size[:, :n] * up.abs() + size[:, n:] * act.abs()) * 2**-19 + 2**-24
-    excess = (out.double() - exact).abs() - ULP[out.dtype] * exact.abs() - slack
+    excess = (out.double() - exact).abs() - 1.01 * roundings * ULP[out.dtype] * exact.abs() - slack
     assert excess.max() <= 0
 
 
@@ -64,7 +67,7 @@ def test_few_tokens(tokens):
 def test_every_kernel_can_be_chosen():
     x, weight = problem()
     for config in default_launcher().library.configs:
-        if config.granularity == 0:
+        if config.granularity == -1:
             continue
         for raster, swizzle in ((0, 0), (1, 2), (2, 8)):
             out = torch.full((M, N), POISON, dtype=x.dtype, device="cuda")
@@ -72,7 +75,7 @@ def test_every_kernel_can_be_chosen():
             for constant in (False, True):
                 out.fill_(POISON)
                 gate_up(x, weight, out=out, choice=choice, weights_constant=constant)
-                assert_right(out, x, weight)
+                assert_right(out, x, weight, roundings=3 - config.kernel)
 
 
 def test_rows_apart_and_nothing_written_between_them():

@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct, an enumerator's value or a function's meaning changes. */
-#define SWIGLU_ABI_VERSION 1
+#define SWIGLU_ABI_VERSION 2
 
 /* Why a call was refused. Reasons, not places: swiglu_last_error() says where. */
 typedef enum swiglu_status {
@@ -114,21 +114,30 @@ typedef struct swiglu_args {
   int64_t out_row_stride;
 } swiglu_args_t;
 
-/* A kernel configuration: one compiled tile shape and schedule. */
+/*
+ * A kernel configuration: one compiled tile shape and schedule of one of two kernels.
+ *
+ *   kernel 1   two passes over K for an output tile: the gate, activated in registers and kept there
+ *              in 16 bits, then up. Its result has two roundings instead of one.
+ *   kernel 2   one pass, gate and up columns interleaved in the accumulator.
+ */
 typedef struct swiglu_config {
   uint32_t struct_size; /* set by the caller to sizeof(swiglu_config_t), checked */
   int32_t id;           /* what swiglu_args_t.config takes; stable within one ABI version */
+  int32_t kernel;       /* 1 or 2 */
   int32_t tile_m;       /* output tile of one CTA in tokens */
-  int32_t tile_n;       /* in columns of the output; the accumulator is twice as wide */
+  int32_t tile_n;       /* in columns of the output; kernel 2's accumulator is twice as wide */
   int32_t tile_k;       /* step along K of one pipeline stage */
   int32_t cluster_m;    /* CTAs that share loads by multicast, along tokens */
   int32_t cluster_n;    /* and along N */
   int32_t cooperative;  /* 1: two warpgroups on one tile; 0: pingpong, each on its own */
-  int32_t granularity;  /* columns of gate, then of up, in the accumulator: 8 or 1; 0: weights must
-                           be interleaved by 8 rows in memory already (for measurements only) */
+  int32_t granularity;  /* columns of gate, then of up, in the accumulator: 8 or 1; 0: one of the two
+                           at a time, in kernel 1; -1: weights must be interleaved in memory by 8
+                           rows already */
   int32_t all_types;    /* 1: compiled for every dtype and activation; 0: only for bf16 with SiLU */
-  char const*
-      name; /* e.g. "pp_128x192_c2x1"; static storage. The tile in it counts the 2N extent */
+  int32_t comparison;   /* 1: never chosen, there to be measured against another */
+  char const* name;     /* e.g. "pp_128x192_c2x1" or "k1_128x128_c2x1"; static storage. The tile in
+                           it is the accumulator's */
 } swiglu_config_t;
 
 /* What swiglu_select() chose. */

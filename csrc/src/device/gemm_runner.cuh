@@ -78,8 +78,7 @@ typename Gemm::Kernel::Arguments kernel_arguments(Problem const& problem,
   arguments.mainloop = {static_cast<Element const*>(problem.x), problem.x_row_stride,
                         static_cast<Element const*>(problem.gate_up), problem.gate_up_row_stride,
                         problem.weights_are_constant};
-  arguments.epilogue.thread = {
-      {}, {static_cast<Element*>(problem.out), {problem.out_row_stride, {}, 0}}};
+  arguments.epilogue = Gemm::epilogue_arguments(problem);
   arguments.hw_info = hw_info;
   arguments.scheduler = scheduler_arguments<Kernel>(problem);
   return arguments;
@@ -99,7 +98,7 @@ Error launch_gemm(Problem const& problem, DeviceInfo const& device, cudaStream_t
   cutlass::KernelHardwareInfo const hw_info{device.ordinal, device.num_sms, max_clusters};
   auto params = Kernel::to_underlying_arguments(kernel_arguments<Gemm>(problem, hw_info), nullptr);
   if (!is_encoded(params.mainloop.tma_x) || !is_encoded(params.mainloop.tma_gate_up) ||
-      !is_encoded(params.epilogue.thread.op_1.tma_out)) {
+      !is_encoded(Gemm::out_map(params))) {
     return {SWIGLU_INTERNAL,
             "the driver refused a tensor map; shapes and strides were valid, so this is our bug"};
   }

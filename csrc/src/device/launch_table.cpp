@@ -33,6 +33,10 @@ SWIGLU_DECLARE(co_256x192_c2x1_bf16_silu)
 SWIGLU_DECLARE(co_256x192_c1x2_bf16_silu)
 SWIGLU_DECLARE(pp_128x192_c2x1_g1_bf16_silu)
 SWIGLU_DECLARE(pp_128x192_c2x1_phys_bf16_silu)
+SWIGLU_DECLARE(k1_128x128_c2x1_bf16_silu)
+SWIGLU_DECLARE(k1_128x128_c1x2_bf16_silu)
+SWIGLU_DECLARE(k1_64x256_c2x1_bf16_silu)
+SWIGLU_DECLARE(k1_128x128_c2x1_hold_bf16_silu)
 
 namespace {
 
@@ -64,6 +68,10 @@ constexpr std::array<LaunchRow, kNumConfigs> kLaunchers = {
     only_bf16_silu(co_256x192_c1x2_bf16_silu),
     only_bf16_silu(pp_128x192_c2x1_g1_bf16_silu),
     only_bf16_silu(pp_128x192_c2x1_phys_bf16_silu),
+    only_bf16_silu(k1_128x128_c2x1_bf16_silu),
+    only_bf16_silu(k1_128x128_c1x2_bf16_silu),
+    only_bf16_silu(k1_64x256_c2x1_bf16_silu),
+    only_bf16_silu(k1_128x128_c2x1_hold_bf16_silu),
 };
 
 // Multiprocessors of `device`, 0 where it is not sm_90; asked once per device.

@@ -14,6 +14,7 @@
 #include "device/epilogue/pair_mul_store.hpp"
 #include "device/mainloop/gated_mainloop.hpp"
 #include "device/raster_scheduler.hpp"
+#include "host/problem.hpp"
 
 namespace swiglu::device {
 
@@ -78,6 +79,16 @@ struct PairGemm {
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, GroupedRaster>;
+
+  static typename Epilogue::Arguments epilogue_arguments(Problem const& problem) {
+    typename Epilogue::Arguments arguments{};
+    arguments.thread = {{}, {static_cast<Element*>(problem.out), {problem.out_row_stride, {}, 0}}};
+    return arguments;
+  }
+
+  static auto const& out_map(typename Kernel::Params const& params) {
+    return params.epilogue.thread.op_1.tma_out;
+  }
 };
 
 }  // namespace swiglu::device

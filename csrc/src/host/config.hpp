@@ -18,6 +18,10 @@ enum ConfigId : int {
   kCo256x192c1x2,
   kPp128x192c2x1g1,
   kPp128x192c2x1phys,
+  kK1_128x128c2x1,
+  kK1_128x128c1x2,
+  kK1_64x256c2x1,
+  kK1_128x128c2x1hold,
   kNumConfigs
 };
 

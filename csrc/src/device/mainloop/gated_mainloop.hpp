@@ -55,9 +55,8 @@ struct GatedMainloop : Stock {
                                       ClusterShape{});
   }
 
-  static auto make_tma_gate_up(InternalElementB const* ptr, int two_n, int k, int l,
-                               int64_t row_stride) {
-    auto layout = cute::make_layout(cute::make_shape(View::rows(two_n), k, l),
+  static auto make_tma_gate_up(InternalElementB const* ptr, int two_n, int k, int64_t row_stride) {
+    auto layout = cute::make_layout(cute::make_shape(View::rows(two_n), k, int{View::kBatches}),
                                     View::stride(row_stride, two_n));
     return cute::make_tma_copy_B_sm90(GmemTiledCopyB{}, cute::make_tensor(ptr, layout),
                                       SmemLayoutB{}(cute::_, cute::_, cute::Int<0>{}), TileShape{},
@@ -66,7 +65,7 @@ struct GatedMainloop : Stock {
 
   struct Params {
     using TmaX = decltype(make_tma_x(nullptr, 0, 0, 0, StrideA{}));
-    using TmaGateUp = decltype(make_tma_gate_up(nullptr, 0, 0, 0, 0));
+    using TmaGateUp = decltype(make_tma_gate_up(nullptr, 0, 0, 0));
     TmaX tma_x;
     TmaGateUp tma_gate_up;
     bool weights_are_constant = false;
@@ -81,7 +80,7 @@ struct GatedMainloop : Stock {
     cute::get<0>(stride_x) = args.x_row_stride;
     return {make_tma_x(reinterpret_cast<InternalElementA const*>(args.ptr_x), m, k, l, stride_x),
             make_tma_gate_up(reinterpret_cast<InternalElementB const*>(args.ptr_gate_up), two_n, k,
-                             l, args.gate_up_row_stride),
+                             args.gate_up_row_stride),
             args.weights_are_constant};
   }
 
@@ -103,13 +102,14 @@ struct GatedMainloop : Stock {
     using namespace cute;
     auto [m, two_n, k, l] = problem_shape;
     auto x = params.tma_x.get_tma_tensor(make_shape(m, k, l));
-    auto gate_up = params.tma_gate_up.get_tma_tensor(make_shape(View::rows(two_n), k, l));
+    auto gate_up = params.tma_gate_up.get_tma_tensor(make_shape(View::rows(two_n), k, int{View::kBatches}));
     return make_tuple(
         local_tile(x, TileShape{}, make_coord(_, _, _), Step<_1, Underscore, _1>{}),
         local_tile(gate_up, TileShape{}, make_coord(_, _, _), Step<Underscore, _1, _1>{}));
   }
 
-  // Producer warp: fill k_tile_count stages with this CTA's share of one output tile's operands.
+  // Producer warp: fill k_tile_count stages with this CTA's share of one output tile's operands. The
+  // coordinate's batch is that of the weights (WeightView::kBatches); the tokens have none.
   //
   // The kernel may have been launched while the one before it on the stream still ran
   // (programmatic dependent launch), so nothing that kernel may write is read, and nothing it may
@@ -131,7 +131,7 @@ struct GatedMainloop : Stock {
 
     auto slice_x = params.tma_x.get_slice(cta_n);
     auto slice_w = params.tma_gate_up.get_slice(cta_m);
-    auto from_x = slice_x.partition_S(get<0>(inputs)(_, _, m_coord, _, l_coord));
+    auto from_x = slice_x.partition_S(get<0>(inputs)(_, _, m_coord, _, 0));
     auto from_w = slice_w.partition_S(get<1>(inputs)(_, _, n_coord, _, l_coord));
     auto to_x =
         slice_x.partition_D(make_tensor(make_smem_ptr(storage.smem_A.data()), SmemLayoutA{}));

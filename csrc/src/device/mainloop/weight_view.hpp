@@ -15,12 +15,17 @@
 
 namespace swiglu::device {
 
-// Granularity of weights that are interleaved in memory already (by any granularity): B is then an
-// ordinary [2N, K] tensor. Only for measuring against the interleaving tensor map.
-inline constexpr int kPhysicallyInterleaved = 0;
+// Gate and up apart, as they lie in memory: B is a batch of two [N, K] tensors, gate and up. What
+// Kernel-1 reads.
+inline constexpr int kGateThenUp = 0;
+
+// Weights that are interleaved in memory already (by any granularity): B is an ordinary [2N, K]
+// tensor. Only for measuring against the interleaving tensor map.
+inline constexpr int kPhysicallyInterleaved = -1;
 
 template <int Granularity>
 struct WeightView {
+  static constexpr int kBatches = 1;
   using Stride = cute::Stride<cute::Stride<int64_t, int64_t, int64_t>, cute::Int<1>, int64_t>;
   CUTLASS_HOST_DEVICE static auto rows(int two_n) {
     return cute::make_shape(cute::Int<Granularity>{}, cute::Int<2>{}, two_n / (2 * Granularity));
@@ -32,6 +37,7 @@ struct WeightView {
 
 template <>
 struct WeightView<1> {
+  static constexpr int kBatches = 1;
   using Stride = cute::Stride<cute::Stride<int64_t, int64_t>, cute::Int<1>, int64_t>;
   CUTLASS_HOST_DEVICE static auto rows(int two_n) {
     return cute::make_shape(cute::Int<2>{}, two_n / 2);
@@ -42,7 +48,18 @@ struct WeightView<1> {
 };
 
 template <>
+struct WeightView<kGateThenUp> {
+  static constexpr int kBatches = 2;
+  using Stride = cute::Stride<int64_t, cute::Int<1>, int64_t>;
+  CUTLASS_HOST_DEVICE static auto rows(int two_n) { return two_n / 2; }
+  CUTLASS_HOST_DEVICE static Stride stride(int64_t row, int two_n) {
+    return {row, {}, row * (two_n / 2)};
+  }
+};
+
+template <>
 struct WeightView<kPhysicallyInterleaved> {
+  static constexpr int kBatches = 1;
   using Stride = cute::Stride<int64_t, cute::Int<1>, int64_t>;
   CUTLASS_HOST_DEVICE static auto rows(int two_n) { return two_n; }
   CUTLASS_HOST_DEVICE static Stride stride(int64_t row, int) { return {row, {}, 0}; }
