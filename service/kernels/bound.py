@@ -14,6 +14,7 @@ from service.kernels.launcher import (
     check_activation,
     check_tensors,
     check_weight,
+    current_device,
     pack_args,
     refuse_device,
     stream_of,
@@ -68,6 +69,7 @@ class BoundLauncher:
             0,
             WEIGHTS_CONSTANT if weights_constant else 0,
         )
+        self._sizes = (self._intermediate_size, self._hidden_size)
         self._weight = (gate_up_weight.data_ptr(), gate_up_weight.stride(0))
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -86,7 +88,7 @@ class BoundLauncher:
             check_tensors(x, self.gate_up_weight, out)
         if device < 0:
             refuse_device(x)
-        if device == torch.cuda.current_device():
+        if device == current_device():
             self.enqueue(x, out, stream_of(device))
         else:
             with torch.cuda.device(device):
@@ -95,17 +97,20 @@ class BoundLauncher:
     def enqueue(self, x: torch.Tensor, out: torch.Tensor, stream: int) -> None:
         """Enqueue on a stream of the current device, for tensors that were checked."""
         tokens = x.shape[0]
+        if tokens > 1:
+            x_stride, out_stride = x.stride()[0], out.stride()[0]
+        else:
+            # torch lets the distance to a row that is not there be anything.
+            x_stride, out_stride = self._hidden_size, self._intermediate_size
         args = pack_args(
             *self._head,
             tokens,
-            self._intermediate_size,
-            self._hidden_size,
+            *self._sizes,
             x.data_ptr(),
-            # torch lets the distance to a row that is not there be anything.
-            x.stride()[0] if tokens > 1 else self._hidden_size,
+            x_stride,
             *self._weight,
             out.data_ptr(),
-            out.stride()[0] if tokens > 1 else self._intermediate_size,
+            out_stride,
         )
         status = self._launch(args, None, 0, stream)
         if status:

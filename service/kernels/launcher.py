@@ -143,7 +143,7 @@ class Launcher:
         if device < 0:
             refuse_device(x)
         flags = WEIGHTS_CONSTANT if weights_constant else 0
-        if device == torch.cuda.current_device():
+        if device == current_device():
             self.enqueue(x, gate_up_weight, out, activation, choice, flags, stream_of(device))
         else:
             with torch.cuda.device(device):
@@ -235,6 +235,16 @@ def refuse_device(x: torch.Tensor) -> NoReturn:
         InvalidArgument: always.
     """
     raise InvalidArgument(f"x: must be on a CUDA device, is on {x.device}")
+
+
+def current_device() -> int:
+    """The calling thread's device.
+
+    `torch.cuda.current_device` asks first whether CUDA is there at all; where a tensor is on a
+    device, it is.
+    """
+    device: int = torch._C._cuda_getDevice()
+    return device
 
 
 def stream_of(device: int) -> int:

@@ -35,10 +35,16 @@ def run_pairs(swiglu, config, activation) -> tuple[torch.Tensor, torch.Tensor, t
     return values[:, 0], values[:, 1], out
 
 
-def agrees(out, wanted) -> torch.Tensor:
-    """One rounding and 1e-5 of the activation apart, infinities and NaN the same."""
+def agrees(out, wanted, ups, config) -> torch.Tensor:
+    """One rounding and 1e-5 of the activation apart, infinities and NaN the same.
+
+    Kernel-1 rounds the activated gate to bf16 as well, whose numbers end at 2^-133.
+    """
     out, wanted = out.double(), wanted.float().bfloat16().double()
-    return torch.isclose(out, wanted, rtol=2**-7, atol=2e-40, equal_nan=True)
+    near = torch.isclose(out, wanted, rtol=2**-7, atol=2e-40, equal_nan=True)
+    if config.kernel == 1:
+        near |= (out - wanted).abs() <= 1.01 * 2.0**-134 * ups.double().abs()
+    return near
 
 
 @pytest.mark.parametrize("config_name", CONFIG_NAMES)
@@ -49,7 +55,9 @@ def test_special_values(swiglu, config, activation):
     gates, ups, out = run_pairs(swiglu, config, activation)
     exact = ACTIVATIONS[activation](gates.double())
     as_pytorch = ACTIVATIONS[activation](gates.float()).double()
-    right = agrees(out, exact * ups.double()) | agrees(out, as_pytorch * ups.double())
+    right = agrees(out, exact * ups.double(), ups, config) | agrees(
+        out, as_pytorch * ups.double(), ups, config
+    )
     wrong = [
         (gates[column].item(), ups[column].item(), out[row, column].item())
         for row, column in (~right).nonzero().tolist()
@@ -63,7 +71,7 @@ def test_silu_far_below_zero_is_exact(swiglu, config):
     gates, ups, out = run_pairs(swiglu, config, abi.SILU)
     exact = ACTIVATIONS[abi.SILU](gates.double())
     inside = (gates >= SMALLEST_GATE) & gates.isfinite()
-    assert not (~agrees(out, exact * ups.double()) & inside).any()
+    assert not (~agrees(out, exact * ups.double(), ups, config) & inside).any()
     assert ((gates == -91) & ups.isinf() & inside).any()
 
 
