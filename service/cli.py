@@ -280,7 +280,6 @@ def bench_kernels(
     from service.bench.kernel_variants import parse_variants
     from service.bench.kernels import run_kernel_bench
     from service.bench.timing import Steadiness
-    from service.kernels.dispatch_table import TABLES
 
     options = KernelBenchOptions(
         models=parse_models(models),
@@ -289,7 +288,7 @@ def bench_kernels(
         steadiness=Steadiness(settle_s, measure_s, rounds),
         budget_s=budget_s,
         results=results,
-        tables=tables or TABLES,
+        tables=tables,
         add=add,
         command=recorded_command(sys.argv[1:]),
         commit=commit,

@@ -14,6 +14,7 @@ from service.bench.kernel_problem import Size
 from service.bench.timing import Steadiness
 from service.engine.presets import PRESETS
 from service.errors import ConfigError
+from service.kernels.dispatch_table import TABLES, table_path
 
 # Sizes done, sizes in all, and what is being measured now.
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -30,7 +31,7 @@ class KernelBenchOptions:
         steadiness: Length and number of visits for M above 256.
         budget_s: Seconds after which no further size is begun.
         results: Directory of the results files.
-        tables: Directory of the dispatch tables.
+        tables: Directory of the dispatch tables; by default the package's.
         add: Keep rows of earlier runs that this one does not measure.
         command: What a reader would type.
         commit: Where there is no checkout to ask.
@@ -42,10 +43,14 @@ class KernelBenchOptions:
     steadiness: Steadiness
     budget_s: float
     results: Path
-    tables: Path
+    tables: Path | None
     add: bool
     command: str
     commit: str | None
+
+    def table_path(self, gpu: str) -> Path:
+        """The dispatch table of a GPU, by its slug."""
+        return table_path(gpu, self.tables or TABLES)
 
     @property
     def sizes(self) -> list[Size]:

@@ -18,7 +18,7 @@ from service.bench.kernel_variants import candidates, make_calls, make_fused_cal
 from service.bench.kernels import PACKAGES
 from service.bench.timing import CapturedCalls, Steadiness, Timing, Visitable, measure
 from service.kernels.abi import Raster
-from service.kernels.dispatch_table import Tuned, TunedSize, table_path, write_table
+from service.kernels.dispatch_table import Tuned, TunedSize, write_table
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice, KernelConfig
 
@@ -57,7 +57,7 @@ def run_tune(options: KernelBenchOptions, progress: Progress) -> list[str]:
         "library": launcher.library.build_info,
         "steadiness": asdict(options.steadiness),
     }
-    path = table_path(gpu_slug(str(gpu["gpu"])), options.tables)
+    path = options.table_path(gpu_slug(str(gpu["gpu"])))
     found: list[Found] = []
     num_sms = int(str(gpu["multiprocessors"]))
     began, sizes = time.monotonic(), options.sizes

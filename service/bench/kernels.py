@@ -23,7 +23,7 @@ from service.bench.kernel_results import (
 from service.bench.kernel_variants import candidates, eager, make_calls, make_fused_calls
 from service.bench.timing import CapturedCalls, Steadiness, Timing, measure
 from service.kernels.abi import Raster
-from service.kernels.dispatch_table import DispatchTable, read_table, table_path
+from service.kernels.dispatch_table import DispatchTable, read_table
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
 
@@ -66,9 +66,7 @@ class KernelBench:
         gpu = describe_gpu()
         self._slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
-        self._table = DispatchTable(
-            read_table(table_path(self._slug, options.tables)), launcher.library
-        )
+        self._table = DispatchTable(read_table(options.table_path(self._slug)), launcher.library)
         self._ceilings = measure_ceilings(options.steadiness)
         self._sizes: list[dict[str, object]] = []
         self.run: dict[str, object] = {

@@ -22,6 +22,31 @@ from service.kernels.launcher import (
 from service.kernels.library import KernelChoice
 
 
+class PreparedLaunch:
+    """A launch on fixed weights and fixed tensors: nothing is left but the library's own call.
+
+    Attributes:
+        x: [tokens, hidden_size], kept alive; it must stay where it is in memory.
+        out: [tokens, intermediate_size], likewise.
+    """
+
+    __slots__ = ("_args", "_bound", "out", "x")
+
+    def __init__(self, bound: BoundLauncher, x: torch.Tensor, out: torch.Tensor) -> None:
+        self.x = x
+        self.out = out
+        self._bound = bound
+        self._args = bound.pack(x, out)
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on a stream of the tensors' device, as cudaStream_t; that device is current.
+
+        Raises:
+            KernelError: the device or the CUDA runtime refused; `out` is untouched.
+        """
+        self._bound.enqueue_packed(self._args, self.x, stream)
+
+
 class BoundLauncher:
     """`swiglu.gate_up` on fixed weights, at half its host time.
 
@@ -94,15 +119,28 @@ class BoundLauncher:
             with torch.cuda.device(device):
                 self.enqueue(x, out, stream_of(device))
 
+    def prepare(self, x: torch.Tensor, out: torch.Tensor) -> PreparedLaunch:
+        """The same for tensors that are used again and again, such as a slot's buffers.
+
+        Raises:
+            InvalidArgument: a rule is broken.
+        """
+        check_tensors(x, self.gate_up_weight, out)
+        return PreparedLaunch(self, x, out)
+
     def enqueue(self, x: torch.Tensor, out: torch.Tensor, stream: int) -> None:
         """Enqueue on a stream of the current device, for tensors that were checked."""
+        self.enqueue_packed(self.pack(x, out), x, stream)
+
+    def pack(self, x: torch.Tensor, out: torch.Tensor) -> bytes:
+        """swiglu_args_t for tensors that were checked."""
         tokens = x.shape[0]
         if tokens > 1:
             x_stride, out_stride = x.stride()[0], out.stride()[0]
         else:
             # torch lets the distance to a row that is not there be anything.
             x_stride, out_stride = self._hidden_size, self._intermediate_size
-        args = pack_args(
+        return pack_args(
             *self._head,
             tokens,
             *self._sizes,
@@ -112,6 +150,9 @@ class BoundLauncher:
             out.data_ptr(),
             out_stride,
         )
+
+    def enqueue_packed(self, args: bytes, x: torch.Tensor, stream: int) -> None:
+        """Enqueue what `pack` made of `x`."""
         status = self._launch(args, None, 0, stream)
         if status:
             self._launcher.again_or_raise(status, args, x, stream)

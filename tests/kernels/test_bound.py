@@ -35,6 +35,29 @@ def test_the_arguments_are_those_of_the_unbound_call(recorder, dtype, rows):
     assert recorder.recorded("stream") == 0x1234
 
 
+def test_a_prepared_launch_is_the_bound_one(recorder):
+    x, weight, out = tensors()
+    bound = BoundLauncher(recorder, weight)
+    bound.enqueue(x, out, 0x1234)
+    expected = fields(recorder.args)
+    prepared = bound.prepare(x, out)
+    recorder.reset()
+    prepared(0x1234)
+    assert fields(recorder.args) == expected
+    assert recorder.recorded("stream") == 0x1234
+    with pytest.raises(InvalidArgument, match=r"^out: must have shape \[5, 24\]"):
+        bound.prepare(x, out[:, :16])
+
+
+def test_a_prepared_launch_keeps_its_tensors(recorder):
+    x, weight, out = tensors()
+    prepared = BoundLauncher(recorder, weight).prepare(x[:2], out[:2])
+    assert (prepared.x.data_ptr(), prepared.out.data_ptr()) == (x.data_ptr(), out.data_ptr())
+    recorder.reset(7)
+    with pytest.raises(CudaError):
+        prepared(0)
+
+
 def test_left_open_everything_is_the_librarys_choice(recorder):
     x, weight, out = tensors()
     recorder.enqueue(x, weight, out, "silu", LIBRARY_CHOOSES, 0, 0)
