@@ -17,6 +17,7 @@ from service.batching.worker import EngineWorker
 from service.config import Settings
 from service.engine.base import Engine
 from service.errors import EngineDead, outcomes
+from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -179,6 +180,7 @@ class Runtime:
 
     def _add_gauges(self) -> None:
         admission, health, metrics = self.admission, self.health, self.metrics
+        memory_bytes = memory_limit_bytes()
         for name, help_text, read in (
             (
                 "mlp_queue_requests",
@@ -187,6 +189,21 @@ class Runtime:
             ),
             ("mlp_queue_tokens", "Rows admitted, not yet running.", lambda: admission.tokens),
             ("mlp_queue_bytes", "Body bytes admitted, not yet running.", lambda: admission.bytes),
+            (
+                "mlp_queue_tokens_limit",
+                "max_queue_tokens: beyond so many rows, requests are refused with 429.",
+                lambda: self.settings.max_queue_tokens,
+            ),
+            (
+                "mlp_queue_bytes_limit",
+                "max_queue_bytes: beyond so many body bytes, requests are refused with 429.",
+                lambda: self.settings.max_queue_bytes,
+            ),
+            (
+                "mlp_memory_limit_bytes",
+                "What the process may use: the least of its cgroups' limits and the machine's.",
+                lambda: memory_bytes,
+            ),
             (
                 "mlp_engine_healthy",
                 "1 while the engine computes right.",

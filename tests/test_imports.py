@@ -37,6 +37,7 @@ RULES = {
     "": Row(),
     "errors": Row(),
     "log": Row(),
+    "memory_limit": Row(),
     "metrics": Row(third="prometheus_client"),
     "config": Row("errors", "pydantic pydantic_settings"),
     # The words that everybody shares: whoever moves requests must not need to load torch.
@@ -45,7 +46,7 @@ RULES = {
     "engine": Row("kernels errors", "torch safetensors numpy"),
     "batching": Row("engine.base errors metrics"),
     "wire": Row("engine.base errors", "numpy"),
-    "runtime": Row("batching engine.base config errors metrics"),
+    "runtime": Row("batching engine.base config errors memory_limit metrics"),
     "routes": Row("runtime wire batching engine.base config errors metrics", "fastapi starlette"),
     "app": Row("routes runtime config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),

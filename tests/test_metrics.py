@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.config import Settings
 from service.errors import outcomes
+from service.memory_limit import memory_limit_bytes
 from service.metrics import CONTENT_TYPE, Metrics
 from service.runtime import Runtime
 from tests.engines import FakeEngine
@@ -42,6 +43,9 @@ PROMISED: dict[str, tuple[str, dict[str, set[str]]]] = {
     "mlp_queue_requests": ("gauge", {}),
     "mlp_queue_tokens": ("gauge", {}),
     "mlp_queue_bytes": ("gauge", {}),
+    "mlp_queue_tokens_limit": ("gauge", {}),
+    "mlp_queue_bytes_limit": ("gauge", {}),
+    "mlp_memory_limit_bytes": ("gauge", {}),
     "mlp_engine_healthy": ("gauge", {}),
     "mlp_ready": ("gauge", {}),
 }
@@ -143,6 +147,14 @@ def test_gauges_are_read_at_the_scrape(runtime: Runtime):
     assert [value(metrics, name) for name in health] == [1, 1]
     runtime.health.dead(RuntimeError("x"))
     assert [value(metrics, name) for name in health] == [0, 0]
+
+
+def test_the_bounds_are_shown_beside_what_they_bound():
+    settings = Settings(max_queue_tokens=12345, max_batch_tokens=1, max_queue_bytes=1 << 30)
+    metrics = Runtime(settings, FakeEngine()).metrics
+    assert value(metrics, "mlp_queue_tokens_limit") == 12345
+    assert value(metrics, "mlp_queue_bytes_limit") == 1 << 30
+    assert value(metrics, "mlp_memory_limit_bytes") == memory_limit_bytes()
 
 
 def test_a_request_is_counted_once_and_timed_if_it_was_answered(metrics: Metrics):
