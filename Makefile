@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_FLAGS ?=
+TOOLS := build/deploy-tools
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: serve test lint types unit kernels venv readme bench clean
+.PHONY: serve test lint types unit kernels venv readme dashboard deploy-tools bench clean
 
 serve: $(VENV)/.serve
 	$(BIN)/tilemlp serve $(SERVE_FLAGS)
@@ -19,6 +20,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	@# The dashboard's SDK needs Python 3.11; with 3.10 it is not installed.
+	@if $(BIN)/python -c 'import grafana_foundation_sdk' 2>/dev/null; then \
+	  $(BIN)/mypy --python-version 3.11 -p deploy.grafana; fi
 
 # Coverage is measured in the servers that tests start as well, hence the combine.
 unit: $(VENV)/.dev
@@ -39,6 +43,23 @@ kernels: $(VENV)/.dev
 # What README.md says of settings, metrics and measurements, rendered from code and results.
 readme: $(VENV)/.dev
 	$(BIN)/python -m service.readme README.md
+
+# deploy/grafana/dashboards/tilemlp.json, from the code beside it.
+dashboard: $(VENV)/.dev
+	$(BIN)/python -m deploy.grafana.build
+
+# promtool and prometheus for the tests of deploy/, which skip without them: Debian's and Ubuntu's
+# package, unpacked rather than installed, because installed it starts a daemon.
+deploy-tools:
+	@command -v promtool && command -v prometheus || $(MAKE) $(TOOLS)/usr/bin/promtool
+
+$(TOOLS)/usr/bin/promtool:
+	mkdir -p $(TOOLS)
+	cd $(TOOLS) && { apt-get download -q prometheus \
+	  || { $(SUDO) apt-get update -q && apt-get download -q prometheus; }; }
+	dpkg -x $(TOOLS)/prometheus_*.deb $(TOOLS)
+	rm $(TOOLS)/prometheus_*.deb
+	touch $@
 
 bench: $(VENV)/.dev
 	$(BIN)/tilemlp bench service
