@@ -20,6 +20,7 @@ from service.routes.health import health_router
 from service.routes.inference_v2 import infer_endpoint, v2_router
 from service.routes.mlp import mlp_endpoint
 from service.routes.openapi import tensor_paths
+from service.routes.page import page_router
 from service.routes.replies import error_body, error_headers, internal_error
 from service.runtime import Runtime
 
@@ -80,6 +81,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     ]
     app.include_router(health_router(runtime))
     app.include_router(v2_router(runtime))
+    app.include_router(page_router())
     _add_error_handlers(app)
     _add_documentation(app, runtime)
     return app

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -9,7 +11,7 @@ from service.errors import InvalidRequest, TooLarge
 from tests.e2e.scrape import Scrape, wait_at_rest
 from tests.engines import FakeEngine
 from tests.routes.bodies import post, rows
-from tests.servers import ServerThread
+from tests.servers import ServerThread, get
 
 
 def _assert_error(answer: httpx.Response, status: int, code: str) -> str:
@@ -21,10 +23,19 @@ def _assert_error(answer: httpx.Response, status: int, code: str) -> str:
     return document["error"]
 
 
-@pytest.mark.parametrize("path", ["/", "/nope", "/mlp/", "/v2/models", "/v1/mlp", "/%ff%00", "//x"])
+@pytest.mark.parametrize(
+    "path", ["/nope", "/index.html", "/mlp/", "/v2/models", "/v1/mlp", "/%ff%00"]
+)
 def test_unknown_path(service, path):
     answer = service.client.get(path)
     assert _assert_error(answer, 404, "not_found").startswith("GET /")
+
+
+def test_unknown_path_that_looks_like_a_host(service):
+    # httpx would ask for / instead.
+    status, body = get(service.url, "//x")
+    assert status == 404
+    assert json.loads(body) == {"error": "GET //x: Not Found", "code": "not_found"}
 
 
 @pytest.mark.parametrize(
