@@ -15,7 +15,5 @@ CONFIG_NAMES = [
     "k1_128x128_c1x2",
     "k1_64x256_c2x1",
     "k1_128x128_c2x1_hold",
-    "st_256x192_c2x1",
-    "st_256x192_c1x2",
 ]
 KERNEL_1_NAMES = [name for name in CONFIG_NAMES if name.startswith("k1_")]

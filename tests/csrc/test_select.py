@@ -39,7 +39,7 @@ def test_the_table_is_consistent(library):
             assert tile == f"{config.tile_m}x{config.tile_n}"
             assert config.granularity == 0
         else:
-            assert kind in (("co", "st") if config.cooperative else ("pp",))
+            assert kind == ("co" if config.cooperative else "pp")
             assert tile == f"{config.tile_m}x{2 * config.tile_n}"
             assert config.granularity == {"g1": 1, "phys": -1}.get("".join(variant), 8)
 

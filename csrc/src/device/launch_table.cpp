@@ -37,8 +37,6 @@ SWIGLU_DECLARE(k1_128x128_c2x1_bf16_silu)
 SWIGLU_DECLARE(k1_128x128_c1x2_bf16_silu)
 SWIGLU_DECLARE(k1_64x256_c2x1_bf16_silu)
 SWIGLU_DECLARE(k1_128x128_c2x1_hold_bf16_silu)
-SWIGLU_DECLARE(st_256x192_c2x1_bf16_silu)
-SWIGLU_DECLARE(st_256x192_c1x2_bf16_silu)
 
 namespace {
 
@@ -74,8 +72,6 @@ constexpr std::array<LaunchRow, kNumConfigs> kLaunchers = {
     only_bf16_silu(k1_128x128_c1x2_bf16_silu),
     only_bf16_silu(k1_64x256_c2x1_bf16_silu),
     only_bf16_silu(k1_128x128_c2x1_hold_bf16_silu),
-    only_bf16_silu(st_256x192_c2x1_bf16_silu),
-    only_bf16_silu(st_256x192_c1x2_bf16_silu),
 };
 
 // Multiprocessors of `device`, 0 where it is not sm_90; asked once per device.

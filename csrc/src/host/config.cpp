@@ -58,8 +58,6 @@ constexpr std::array<swiglu_config_t, kNumConfigs> kTable = {
     k1(kK1_128x128c1x2, 128, 128, 1, 2, 0, "k1_128x128_c1x2"),
     k1(kK1_64x256c2x1, 64, 256, 2, 1, 0, "k1_64x256_c2x1"),
     k1(kK1_128x128c2x1hold, 128, 128, 2, 1, kComparison, "k1_128x128_c2x1_hold"),
-    k2(kSt256x192c2x1, 256, 96, 2, 1, 1, 8, 0, "st_256x192_c2x1"),
-    k2(kSt256x192c1x2, 256, 96, 1, 2, 1, 8, 0, "st_256x192_c1x2"),
 };
 
 constexpr bool ids_are_indices() {

@@ -22,8 +22,6 @@ enum ConfigId : int {
   kK1_128x128c1x2,
   kK1_64x256c2x1,
   kK1_128x128c2x1hold,
-  kSt256x192c2x1,
-  kSt256x192c1x2,
   kNumConfigs
 };
 

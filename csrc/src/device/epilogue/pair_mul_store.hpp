@@ -223,36 +223,26 @@ struct PairMulStore {
   template <bool ReferenceSrc, class... Args>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(
       cutlass::epilogue::fusion::ConsumerStoreArgs<Args...> const& args) {
-    static_assert(ReferenceSrc, "the register layout is that of the accumulator");
-    return make_callbacks(args.problem_shape_mnkl, args.tile_shape_mnk, args.tile_coord_mnkl,
-                          args.tiled_copy, args.residue_cD, args.thread_idx);
-  }
-
-  // For one tile: the problem's and the tile's shape, the tile's coordinate, the copy that
-  // partitions accumulators among threads, and what is left of the accumulator from the tile's
-  // first element on.
-  template <class ProblemShape, class TileShape, class Coord, class TiledCopy, class Residue>
-  CUTLASS_DEVICE auto make_callbacks(ProblemShape const& problem_shape, TileShape const&,
-                                     Coord const& coord, TiledCopy const& tiled_copy,
-                                     Residue const& residue, int thread_idx) {
     using namespace cute;
-    auto [m, two_n, k, l] = problem_shape;
-    auto [m_coord, n_coord, k_coord, l_coord] = coord;
-    using TileM = decltype(size<0>(TileShape{}));
-    using TileN = decltype(size<1>(TileShape{}));
+    static_assert(ReferenceSrc, "the register layout is that of the accumulator");
+    auto [m, two_n, k, l] = args.problem_shape_mnkl;
+    auto [m_coord, n_coord, k_coord, l_coord] = args.tile_coord_mnkl;
+    using TileM = decltype(size<0>(args.tile_shape_mnk));
+    using TileN = decltype(size<1>(args.tile_shape_mnk));
 
     auto out = params_ptr->tma_out.get_tma_tensor(make_shape(m, two_n / 2, l));
     auto tile = local_tile(out, Shape<TileM, Int<TileN::value / 2>>{},
                            make_coord(m_coord, n_coord, l_coord));
     auto sub_tiles = flat_divide(tile, OutTile{});  // (EPI_M, EPI_N/2, sub-tiles along M, along N)
 
-    auto tiled_r2s = make_tiled_copy_S(Copy_Atom<CopyOpR2S, Element>{}, tiled_copy);
+    auto tiled_r2s = make_tiled_copy_S(Copy_Atom<CopyOpR2S, Element>{}, args.tiled_copy);
     auto reg_layout =
-        make_layout(take<0, 3>(shape(tiled_r2s.get_slice(thread_idx).partition_S(sub_tiles))));
+        make_layout(take<0, 3>(shape(tiled_r2s.get_slice(args.thread_idx).partition_S(sub_tiles))));
     auto reg_out = make_tensor<Element>(reg_layout);
     auto gmem_out = params_ptr->tma_out.get_slice(Int<0>{}).partition_D(sub_tiles);
     return ConsumerStoreCallbacks<decltype(tiled_r2s), decltype(reg_out), decltype(gmem_out)>(
-        tiled_r2s, reg_out, gmem_out, params_ptr, get<0>(residue), get<1>(residue), thread_idx);
+        tiled_r2s, reg_out, gmem_out, params_ptr, get<0>(args.residue_cD), get<1>(args.residue_cD),
+        args.thread_idx);
   }
 };
 

@@ -184,17 +184,11 @@ struct GatedMainloop : Stock {
 
   bool is_first_tile = true;
 
-  struct Nothing {
-    CUTLASS_DEVICE void operator()() const {}
-  };
-
   // Consumer warpgroup: accumulate one output tile. Leaves the last stage's WGMMAs in flight and
   // its buffer unreleased; mma_tail (inherited) waits and releases. k_tile_count >= 1.
-  // after_first_step is called once the first step along K is on its way.
-  template <class Accumulators, class AfterFirstStep = Nothing>
+  template <class Accumulators>
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Accumulators& accumulators,
-                          int k_tile_count, int thread_idx, TensorStorage& storage, Params const&,
-                          AfterFirstStep after_first_step = {}) {
+                          int k_tile_count, int thread_idx, TensorStorage& storage, Params const&) {
     using namespace cute;
     auto smem_a = make_tensor(make_smem_ptr(storage.smem_A.data()), SmemLayoutA{});
     auto smem_b = make_tensor(make_smem_ptr(storage.smem_B.data()), SmemLayoutB{});
@@ -224,7 +218,6 @@ struct GatedMainloop : Stock {
       tiled_mma.accumulate_ = GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
-    after_first_step();
     ++read;
 
     CUTLASS_PRAGMA_NO_UNROLL
