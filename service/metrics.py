@@ -34,6 +34,12 @@ REQUEST_BUCKETS = tuple(2.0**k for k in range(13))
 APIS = ("mlp", "v2")
 TRIGGERS = ("full", "idle", "delay", "drain", "retry")
 STAGES = ("receive", "decode", "queue", "h2d", "compute", "d2h", "encode")
+GPU_GAUGES = {
+    "mlp_gpu_utilization_ratio": "Share of NVML's last sampling period in which a kernel ran.",
+    "mlp_gpu_memory_used_bytes": "Memory in use on the GPU, by whichever process.",
+    "mlp_gpu_power_watts": "Power draw of the GPU.",
+    "mlp_gpu_sm_clock_hertz": "Clock of the multiprocessors.",
+}
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
@@ -199,6 +205,7 @@ class Metrics:
         self._one_busy = self._busy[()]
         self._last_ok_unix_s = 0.0
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._read_gpus: Callable[[], Mapping[str, Mapping[str, float]]] = dict
         self._build = dict(build)
         if peak_flops is not None:
             self.gauge("mlp_gpu_peak_flops", "Dense peak FLOP/s of the device.", lambda: peak_flops)
@@ -211,6 +218,13 @@ class Metrics:
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read from its owner at each scrape."""
         self._gauges.append((name, help_text, read))
+
+    def gpus(self, read: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
+        """Show GPU_GAUGES, by GPU index, as `read` has them at each scrape; a missing one is not.
+
+        `read` must not block.
+        """
+        self._read_gpus = read
 
     def request_ended(self, api: str, outcome: str, duration_s: float) -> None:
         """A tensor request has ended; the only place where requests are counted."""
@@ -275,9 +289,20 @@ class Metrics:
             yield family.collect()
         for name, help_text, read in self._gauges:
             yield GaugeMetricFamily(name, help_text, value=read())
+        yield from self._collect_gpus()
         build = GaugeMetricFamily("mlp_build_info", "1, with what runs.", labels=list(self._build))
         build.add_metric(list(self._build.values()), 1.0)
         yield build
+
+    def _collect_gpus(self) -> Iterable[Metric]:
+        readings = self._read_gpus()
+        for name, help_text in GPU_GAUGES.items():
+            family = GaugeMetricFamily(name, help_text, labels=("gpu",))
+            for gpu, values in readings.items():
+                if name in values:
+                    family.add_metric((gpu,), values[name])
+            if family.samples:
+                yield family
 
     def render(self) -> bytes:
         """The text of a scrape."""

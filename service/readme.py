@@ -16,6 +16,7 @@ from typing import Any
 from service.bench.kernel_results import KernelRow, read_about, read_rows
 from service.bench.stub import StubEngine
 from service.config import Settings
+from service.metrics import GPU_GAUGES
 from service.runtime import Runtime
 
 RESULTS = Path(__file__).parent / "bench" / "results"
@@ -34,9 +35,10 @@ def settings_table() -> str:
 def metrics_table() -> str:
     """Every metric with labels, type and meaning."""
     engine = StubEngine()
-    # As with a device whose peak is known, or the table would lack that gauge.
+    # As with a GPU, or the table would lack its gauges.
     engine.peak_flops = 1.0
     metrics = Runtime(Settings(), engine).metrics
+    metrics.gpus(lambda: {"0": dict.fromkeys(GPU_GAUGES, 0.0)})
     rows = [(f"`{name}`", kind, text) for name, kind, text in metrics.catalogue()]
     return _table(("metric", "type", "meaning"), rows)
 

@@ -15,10 +15,11 @@ from service.batching.health import Health
 from service.batching.policy import Limits
 from service.batching.worker import EngineWorker
 from service.config import Settings
-from service.engine.base import Engine
+from service.engine.base import Engine, OnGpus
 from service.errors import EngineDead, outcomes
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
+from service.nvml import GpuSampler
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Runtime:
             peak_flops=engine.peak_flops,
         )
         self._add_gauges()
+        self._gpu_sampler = GpuSampler(engine.gpus if isinstance(engine, OnGpus) else ())
+        self.metrics.gpus(self._gpu_sampler.readings)
         self.stopped = False
         self._on_dead = on_dead
         self.in_progress = InProgress()
@@ -100,6 +103,7 @@ class Runtime:
 
     async def start(self) -> None:
         """Start the engine's threads and begin to warm up; returns before that is over."""
+        self._gpu_sampler.start()
         self._worker = EngineWorker(self.engine)
         self.batcher = Batcher(
             self._worker.start,
@@ -134,6 +138,7 @@ class Runtime:
 
     async def stop(self) -> None:
         """End the background work and close the engine; a dead or hung engine is left alone."""
+        self._gpu_sampler.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -46,7 +46,8 @@ RULES = {
     "engine": Row("kernels errors", "torch safetensors numpy"),
     "batching": Row("engine.base errors metrics"),
     "wire": Row("engine.base errors", "numpy"),
-    "runtime": Row("batching engine.base config errors memory_limit metrics"),
+    "nvml": Row("engine.base", "pynvml"),
+    "runtime": Row("batching nvml engine.base config errors memory_limit metrics"),
     "routes": Row("runtime wire batching engine.base config errors metrics", "fastapi starlette"),
     "app": Row("routes runtime config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
@@ -59,7 +60,7 @@ RULES = {
         "load server engine kernels config errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
-    "readme": Row("bench runtime config errors"),
+    "readme": Row("bench runtime config errors metrics"),
     "cli": Row("server doctor load bench engine config errors log", "typer rich pydantic"),
     "__main__": Row("cli"),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -117,6 +117,19 @@ class BatchReport:
     busy_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU that an engine uses.
+
+    Attributes:
+        index: Among the GPUs that this process sees, as in the setting `device`.
+        uuid: NVML's name for it: `GPU-` and the UUID.
+    """
+
+    index: int
+    uuid: str
+
+
 class Engine(Protocol):
     """Runs batches on a device. All methods are called off the event loop.
 
@@ -159,3 +172,12 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of the device. `run` is not called afterwards."""
+
+
+@runtime_checkable
+class OnGpus(Protocol):
+    """What an engine may have besides; asked for with isinstance."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs it uses; none on a CPU."""

@@ -1,4 +1,4 @@
-"""Which GPUs there are, for people."""
+"""Which GPUs there are, for people and for NVML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import torch
+
+from service.engine.base import Gpu
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -23,6 +25,14 @@ def describe_gpus() -> list[str]:
             f"sm_{properties.major}{properties.minor}, driver {driver}"
         )
     return lines
+
+
+def identify(device: torch.device) -> tuple[Gpu, ...]:
+    """The GPU of a torch device under NVML's name; none for a CPU."""
+    if device.type == "cpu":
+        return ()
+    properties = torch.cuda.get_device_properties(device)
+    return (Gpu(device.index or 0, f"GPU-{properties.uuid}"),)
 
 
 def _driver_version() -> str:

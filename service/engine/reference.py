@@ -11,8 +11,9 @@ import time
 
 import torch
 
-from service.engine.base import Batch, BatchReport, ModelSpec, Output
+from service.engine.base import Batch, BatchReport, Gpu, ModelSpec, Output
 from service.engine.faults import device_faults
+from service.engine.gpus import identify
 from service.engine.known_answers import KnownAnswers
 from service.engine.peaks import peak_flops
 from service.engine.tensors import GrowingBuffer, as_rows
@@ -86,6 +87,11 @@ class ReferenceEngine:
     def peak_flops(self) -> float | None:
         """Dense peak FLOP/s of the GPU at the weights' dtype; None on a CPU."""
         return None if self._device.type == "cpu" else peak_flops(self.device, self.model.dtype)
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPU, if it is one."""
+        return identify(self._device)
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Size the buffers, run a few sizes and record the self-test's answers.
