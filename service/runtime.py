@@ -15,7 +15,7 @@ from service.batching.health import Health
 from service.batching.policy import Limits
 from service.batching.worker import EngineWorker
 from service.config import Settings
-from service.engine.base import Engine, OnGpus
+from service.engine.base import Engine, LendsHostMemory, OnGpus
 from service.errors import EngineDead, outcomes
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
@@ -77,7 +77,10 @@ class Runtime:
         self.model = engine.model
         self.health = Health()
         self.admission = Admission(
-            Arena(_ARENA_KEEP_BYTES),
+            Arena(
+                _ARENA_KEEP_BYTES,
+                engine.allocate_host if isinstance(engine, LendsHostMemory) else bytearray,
+            ),
             max_queue_tokens=settings.max_queue_tokens,
             max_queue_bytes=settings.max_queue_bytes,
         )

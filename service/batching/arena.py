@@ -7,6 +7,10 @@ nothing that a client receives ever lies in one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from service.engine.base import Buffer
+
 _SMALLEST = 1 << 12
 
 
@@ -17,12 +21,14 @@ class Arena:
 
     Args:
         keep_bytes: Free slots kept for reuse at most; what comes back beyond it is dropped.
+        allocate: Makes the memory of a slot, of exactly so many bytes.
     """
 
-    def __init__(self, keep_bytes: int) -> None:
+    def __init__(self, keep_bytes: int, allocate: Callable[[int], Buffer] = bytearray) -> None:
         self._keep_bytes = keep_bytes
+        self._allocate = allocate
         self._free_bytes = 0
-        self._free: dict[int, list[bytearray]] = {}
+        self._free: dict[int, list[Buffer]] = {}
 
     @property
     def free_bytes(self) -> int:
@@ -36,9 +42,9 @@ class Arena:
         if free:
             self._free_bytes -= size
             return Slot(self, free.pop(), nbytes)
-        return Slot(self, bytearray(size), nbytes)
+        return Slot(self, self._allocate(size), nbytes)
 
-    def take_back(self, block: bytearray) -> None:
+    def take_back(self, block: Buffer) -> None:
         """Called by a slot that is released."""
         size = len(block)
         if self._free_bytes + size <= self._keep_bytes:
@@ -55,9 +61,9 @@ class Slot:
 
     __slots__ = ("_arena", "_block", "view")
 
-    def __init__(self, arena: Arena, block: bytearray, nbytes: int) -> None:
+    def __init__(self, arena: Arena, block: Buffer, nbytes: int) -> None:
         self._arena = arena
-        self._block: bytearray | None = block
+        self._block: Buffer | None = block
         self.view = memoryview(block)[:nbytes]
 
     def release(self) -> None:

@@ -181,3 +181,11 @@ class OnGpus(Protocol):
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs it uses; none on a CPU."""
+
+
+@runtime_checkable
+class LendsHostMemory(Protocol):
+    """What an engine may have besides; asked for with isinstance."""
+
+    def allocate_host(self, nbytes: int) -> Buffer:
+        """Writable host memory that the device reads fast; freed when it is dropped."""

@@ -1,0 +1,289 @@
+"""The GPU engine: gate/up on the fused kernels, down by cuBLAS, the GPU never waiting.
+
+Several batches are in flight, each in a slot of its own: while one computes, the next is copied to
+the device and the last one back. Small batches are one CUDA graph each, copies included; larger
+ones go call by call on three streams. In the steady state nothing is allocated. Rows are computed
+in the resident dtype: gated is rounded to it once, the answer once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from queue import SimpleQueue
+
+import torch
+
+from service.engine.base import Batch, BatchReport, Buffer, DType, Gpu, ModelSpec, Output, Segment
+from service.engine.buckets import find_bucket, plan_buckets
+from service.engine.cuda_device import CudaDevice
+from service.engine.dispatch import KERNEL1, KERNEL2
+from service.engine.faults import device_faults
+from service.engine.gate_up import GateUp
+from service.engine.gpus import identify
+from service.engine.known_answers import KnownAnswers
+from service.engine.peaks import peak_flops
+from service.engine.slot import Seconds, Slot
+from service.engine.staging import DIRECT_BYTES
+from service.engine.tensors import as_rows
+from service.engine.weights import TORCH_DTYPES, ResidentModel
+from service.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+DOWN = "down"
+# One batch on its way in, one computing, one on its way out.
+SLOTS = 3
+
+
+class FusedEngine:
+    """Implements `service.engine.base.Engine`, `OnGpus` and `LendsHostMemory`."""
+
+    def __init__(
+        self, model: ResidentModel, device: CudaDevice, gate_up: GateUp, slots: int = SLOTS
+    ) -> None:
+        """Take over a resident model.
+
+        Args:
+            model: Weights of bf16 or fp16 on `device`.
+            device: A Hopper GPU.
+            gate_up: The kernels, bound to the same model.
+            slots: Batches in flight at most.
+        """
+        self._resident = model
+        self._device = device
+        self._gate_up = gate_up
+        self._count = slots
+        self._slots: SimpleQueue[Slot] = SimpleQueue()
+        self._buckets: Mapping[Output, tuple[int, ...]] = {}
+        # Keeps a batch's calls together on the kernels' stream, so that its timers are its own.
+        self._submitting = threading.Lock()
+        accuracy = 4 * torch.finfo(TORCH_DTYPES[model.spec.dtype]).eps
+        self._known_answers = KnownAnswers(model.spec.hidden_size, self._run_row, accuracy)
+
+    @property
+    def backend(self) -> str:
+        """`fused`."""
+        return "fused"
+
+    @property
+    def device(self) -> str:
+        """The GPU's name."""
+        return self._device.name
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPU."""
+        return identify(self._device.device)
+
+    @property
+    def concurrency(self) -> int:
+        """As many batches as there are slots."""
+        return self._count
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Both kernels for gate/up, and down."""
+        return (KERNEL1, KERNEL2, DOWN)
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is resident."""
+        return self._resident.spec
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense peak FLOP/s of the GPU at the weights' dtype; None where it is not known."""
+        return peak_flops(self.device, self.model.dtype)
+
+    def allocate_host(self, nbytes: int) -> Buffer:
+        """Memory for inputs; pinned where they are copied to the device from where they are."""
+        if nbytes < DIRECT_BYTES:
+            return bytearray(nbytes)
+        try:
+            return self._device.pinned(nbytes).numpy().data
+        except RuntimeError as error:
+            # Slower to copy from, but memory all the same.
+            logger.warning("%d bytes could not be pinned: %s", nbytes, error)
+            return bytearray(nbytes)
+
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Allocate, load every kernel, capture the graphs, record the self-test's answers.
+
+        Raises:
+            EngineError: a layer's answer is not what FP64 gives, or memory does not suffice.
+        """
+        started = time.perf_counter()
+        with device_faults("warm-up"):
+            self._device.enter()
+            self._buckets = plan_buckets(self.model, max_batch_tokens, self._count)
+            largest = max((max_batch_tokens, *(b[-1] for b in self._buckets.values() if b)))
+            slots = [Slot(self._device, self.model, largest) for _ in range(self._count)]
+            self._prepare_threads(slots[0])
+            self._load_kernels(slots[0], max_batch_tokens)
+            graphs = sum(self._capture(slot) for slot in slots)
+        for slot in slots:
+            self._slots.put(slot)
+        self._known_answers.record(self._resident)
+        logger.info("warm-up: %d graphs, %.1f s", graphs, time.perf_counter() - started)
+
+    def run(self, batch: Batch) -> BatchReport:
+        """Fill every segment's output.
+
+        Raises:
+            EngineDead: the device can run nothing any more.
+            EngineError: this batch failed.
+        """
+        tokens = batch.tokens
+        with device_faults(f"batch of {tokens} tokens"):
+            self._device.enter()
+            slot = self._slots.get()
+            try:
+                return self._run(slot, batch, tokens)
+            except BaseException:
+                # Nothing may still read or write the batch's memory when its owner hears of it;
+                # and a device that is lost says so here.
+                self._device.synchronize()
+                slot.upload.reset()
+                raise
+            finally:
+                self._slots.put(slot)
+
+    def self_test(self) -> None:
+        """Run a known input on one resident layer, as a batch; each call takes the next.
+
+        Raises:
+            EngineError: its answer changed; the message names the layer and the deviation.
+            EngineDead: the device can run nothing any more.
+        """
+        self._known_answers.check()
+
+    def close(self) -> None:
+        """Let go of buffers, graphs and weights."""
+        while not self._slots.empty():
+            self._slots.get()
+        self._resident = ResidentModel(self._resident.spec, {})
+
+    def _run(self, slot: Slot, batch: Batch, tokens: int) -> BatchReport:
+        if tokens > slot.capacity:
+            raise EngineError(
+                f"batch: must have at most {slot.capacity} tokens, which warm_up was told, "
+                f"has {tokens}"
+            )
+        hidden, width = self.model.hidden_size, self.model.width(batch.output)
+        inputs = [as_rows(s.input, s.input_dtype, hidden) for s in batch.segments]
+        outputs = [as_rows(s.output, s.output_dtype, width) for s in batch.segments]
+        bucket = find_bucket(self._buckets[batch.output], tokens)
+        if bucket is None:
+            seconds, host_s = self._run_large(slot, batch, inputs, outputs)
+        else:
+            slot.upload.fill_piece(inputs)
+            with self._submitting:
+                slot.graphs[batch.layer, batch.output, bucket]()
+                slot.done.record()
+            slot.done.synchronize()
+            arrived = time.perf_counter()
+            slot.download.empty_piece(outputs)
+            host_s = time.perf_counter() - arrived
+            seconds = slot.graph_timers.read(batch.output)
+        return self._report(batch.output, bucket or tokens, seconds, host_s)
+
+    def _run_large(
+        self, slot: Slot, batch: Batch, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> tuple[Seconds, float]:
+        device, timers, tokens = self._device, slot.timers, batch.tokens
+        with device.on(device.h2d):
+            timers.begin.record()
+            slot.upload.send(inputs, slot.x[:tokens])
+            timers.arrived.record()
+        with self._submitting:
+            device.compute.wait_event(timers.arrived)
+            weights = self._resident.layers[batch.layer]
+            slot.compute(self._gate_up, weights, batch.output, tokens, timers)
+            slot.done.record()
+        with device.on(device.d2h):
+            device.d2h.wait_event(slot.done)
+            host_s = slot.download.receive(slot.result(batch.output, tokens), outputs)
+            timers.end.record()
+        timers.end.synchronize()
+        return timers.read(batch.output), host_s
+
+    def _report(self, output: Output, tokens: int, seconds: Seconds, host_s: float) -> BatchReport:
+        chosen = self._gate_up.choose(tokens)
+        kernels: tuple[tuple[str, float], ...] = ((chosen.family, seconds.gate_up),)
+        if output is Output.MLP:
+            kernels = (*kernels, (DOWN, seconds.down))
+        return BatchReport(
+            kernel=chosen.name,
+            kernels=kernels,
+            stages={
+                "h2d": seconds.h2d,
+                "compute": seconds.compute,
+                "d2h": seconds.d2h + host_s,
+            },
+            busy_s=seconds.compute,
+        )
+
+    def _prepare_threads(self, slot: Slot) -> None:
+        """Have as many cuBLAS handles with a workspace as there are threads in `run`.
+
+        torch makes one per thread at its first product; a thread that ends leaves its own behind
+        for the next, so these are what the engine's threads will find.
+        """
+        weights = self._resident.layers[self.model.layers[0]]
+        together = threading.Barrier(self._count)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._device.enter()
+                together.wait()
+                with self._submitting:
+                    torch.mm(slot.gated[:1], weights.down.T, out=slot.answer[:1])
+                together.wait()
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                errors.append(error)
+                together.abort()
+
+        threads = [threading.Thread(target=work) for _ in range(self._count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _load_kernels(self, slot: Slot, max_batch_tokens: int) -> None:
+        """Run every size class once: kernels are loaded at first use, which a capture forbids."""
+        sizes = {bucket for buckets in self._buckets.values() for bucket in buckets}
+        size = 1
+        while size < max_batch_tokens:
+            sizes |= {size, size + size // 2}
+            size *= 2
+        sizes = {size for size in sizes if size <= slot.capacity} | {max_batch_tokens}
+        weights = self._resident.layers[self.model.layers[0]]
+        slot.x.zero_()
+        for tokens in sorted(sizes):
+            for output in Output:
+                slot.compute(self._gate_up, weights, output, tokens, slot.timers)
+        self._device.synchronize()
+
+    def _capture(self, slot: Slot) -> int:
+        """Capture every graph of a slot; returns how many."""
+        for layer, weights in self._resident.layers.items():
+            for output, buckets in self._buckets.items():
+                for bucket in buckets:
+                    enqueue = partial(slot.enqueue_small, self._gate_up, weights, output, bucket)
+                    slot.graphs[layer, output, bucket] = self._device.capture(enqueue)
+        return len(slot.graphs)
+
+    def _run_row(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """The whole MLP of one FP32 row, on the path of every batch."""
+        answer = bytearray(x.numel() * x.itemsize)
+        data = memoryview(bytearray(x.numpy().tobytes()))
+        segment = Segment(1, data, DType.FP32, memoryview(answer), DType.FP32)
+        self.run(Batch(layer, Output.MLP, [segment]))
+        return torch.frombuffer(answer, dtype=torch.float32).view(1, -1)

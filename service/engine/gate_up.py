@@ -1,0 +1,75 @@
+"""The gate/up product of a resident model by the kernel library: chosen by size, then launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from service.engine.base import DType, ModelSpec
+from service.engine.dispatch import Mode, Problem, family, select_kernel, validate_dispatch
+from service.engine.weights import TORCH_DTYPES
+from service.kernels.launcher import ACTIVATIONS, DTYPES, Launcher
+from service.kernels.library import KernelChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenKernel:
+    """What runs at one batch size.
+
+    Attributes:
+        family: `kernel1` or `kernel2`, as the metrics count it.
+        name: Family and configuration, as a client sees it.
+    """
+
+    choice: KernelChoice
+    family: str
+    name: str
+
+
+class GateUp:
+    """One model's gate/up products."""
+
+    def __init__(self, launcher: Launcher, model: ModelSpec, mode: Mode, num_sms: int) -> None:
+        """Bind.
+
+        Raises:
+            ConfigError: the library has no kernel for the mode.
+        """
+        self._launcher = launcher
+        self._model = model
+        self._mode = mode
+        self._num_sms = num_sms
+        self._plain = model.dtype is DType.BF16 and model.activation == "silu"
+        self._types = {
+            "dtype": DTYPES[TORCH_DTYPES[model.dtype]],
+            "activation": ACTIVATIONS[model.activation],
+        }
+        self._chosen: dict[int, ChosenKernel] = {}
+        validate_dispatch(mode, launcher.library.configs, plain=self._plain)
+
+    def choose(self, tokens: int) -> ChosenKernel:
+        """The kernel for a batch; pure, and remembered."""
+        found = self._chosen.get(tokens)
+        if found is None:
+            found = self._chosen[tokens] = self._choose(tokens)
+        return found
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """Enqueue on the current stream.
+
+        Args:
+            x: [tokens, hidden_size] of the resident dtype.
+            weight: [2N, K], gate first, resident: nothing on any stream writes it.
+            out: [tokens, intermediate_size].
+        """
+        choice = self.choose(len(x)).choice
+        self._launcher(x, weight, out, self._model.activation, choice, True)
+
+    def _choose(self, tokens: int) -> ChosenKernel:
+        library, size = self._launcher.library, self._model.intermediate_size
+        table = library.select(tokens, size, self._model.hidden_size, self._num_sms, **self._types)
+        problem = Problem(tokens, size, self._num_sms, self._plain)
+        choice = select_kernel(self._mode, problem, library.configs, table)
+        config = library.configs[choice.config].name
+        return ChosenKernel(choice, family(config), f"{family(config)}/{config}")

@@ -1,0 +1,64 @@
+"""Which sizes get a graph: padding, copies and number bounded, for every model."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from service.engine.base import DType, ModelSpec, Output
+from service.engine.buckets import GRAPH_BYTES, MAX_GRAPHS, find_bucket, plan_buckets
+from service.engine.presets import PRESETS
+
+
+def model(name: str, layers: int | None = None) -> ModelSpec:
+    shape = PRESETS[name]
+    count = shape.num_layers if layers is None else layers
+    return ModelSpec(
+        name, shape.hidden_size, shape.intermediate_size, tuple(range(count)), "silu", DType.BF16
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("slots", [1, 3])
+def test_graphs_of_a_whole_model_are_few_and_their_copies_short(name: str, slots: int) -> None:
+    spec = model(name)
+    plan = plan_buckets(spec, 8192, slots)
+    assert set(plan) == set(Output)
+    assert 0 < sum(map(len, plan.values())) * len(spec.layers) * slots <= MAX_GRAPHS
+    for output, buckets in plan.items():
+        assert list(buckets) == sorted(set(buckets))
+        for bucket in buckets:
+            row_bytes = 2 * max(spec.hidden_size, spec.width(output))
+            assert bucket * row_bytes <= GRAPH_BYTES
+        # As few rows of padding as there are rows: one token must not pay for 64.
+        assert buckets[0] == 1
+        assert all(after == 2 * before for before, after in pairwise(buckets))
+
+
+def test_sizes_of_the_smallest_model() -> None:
+    plan = plan_buckets(model("qwen2.5-0.5b", 1), 8192, 3)
+    assert plan == {Output.MLP: (1, 2, 4, 8, 16, 32, 64, 128), Output.GATED: (1, 2, 4, 8, 16)}
+
+
+def test_no_bucket_is_twice_the_largest_batch() -> None:
+    assert plan_buckets(model("qwen2.5-0.5b", 1), 5, 3)[Output.MLP] == (1, 2, 4, 8)
+    assert plan_buckets(model("qwen2.5-0.5b", 1), 8, 3)[Output.MLP] == (1, 2, 4, 8)
+    assert plan_buckets(model("qwen2.5-0.5b", 1), 1, 3)[Output.MLP] == (1,)
+
+
+def test_many_layers_get_coarser_buckets_and_too_many_none() -> None:
+    many = plan_buckets(model("qwen2.5-0.5b", 80), 8192, 3)
+    assert many == {Output.MLP: (2, 8, 32, 128), Output.GATED: (1, 4, 16)}
+    assert plan_buckets(model("qwen2.5-0.5b", 400), 8192, 3) == {Output.MLP: (), Output.GATED: ()}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bucket"), [(1, 1), (2, 4), (4, 4), (5, 16), (16, 16), (17, None), (9999, None)]
+)
+def test_a_batch_takes_the_smallest_bucket_that_holds_it(tokens: int, bucket: int | None) -> None:
+    assert find_bucket((1, 4, 16), tokens) == bucket
+
+
+def test_without_buckets_nothing_has_a_graph() -> None:
+    assert find_bucket((), 1) is None

@@ -1,0 +1,289 @@
+"""The GPU engine's logic on a device that is only a CPU: rows, slots, graphs, reports, faults."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from service.engine import staging
+from service.engine.base import Batch, DType, Engine, LendsHostMemory, OnGpus, Output
+from service.engine.fused import FusedEngine
+from service.engine.weights import ResidentModel
+from service.errors import EngineDead, EngineError
+from service.kernels import reference
+from tests.engine.batches import answers, make_batch, make_model
+from tests.engine.fake_device import FakeDevice, FakeEvent, FakeGateUp, FakeStream
+
+HIDDEN = 32
+# Above it there is no graph: GRAPH_BYTES are patched to hold 16 rows of 48 bf16 elements.
+LARGEST_GRAPH = 16
+MAX_TOKENS = 200
+
+
+class Made:
+    def __init__(self, model: ResidentModel, slots: int) -> None:
+        self.model = model
+        self.device = FakeDevice()
+        self.gate_up = FakeGateUp(model.spec)
+        self.engine = FusedEngine(model, self.device, self.gate_up, slots)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("service.engine.buckets.GRAPH_BYTES", LARGEST_GRAPH * 48 * 2)
+    monkeypatch.setattr(staging, "PIECE_BYTES", LARGEST_GRAPH * 48 * 2)
+
+    def made(*, slots: int = 2, dtype: torch.dtype = torch.bfloat16) -> Made:
+        one = Made(make_model(dtype=dtype), slots)
+        one.engine.warm_up(MAX_TOKENS)
+        one.gate_up.sizes.clear()
+        one.device.replays = 0
+        return one
+
+    return made
+
+
+def draw(tokens: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed * 1000 + tokens)
+    return torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
+
+
+def exact(model: ResidentModel, x: torch.Tensor, layer: int, output: Output) -> torch.Tensor:
+    weights = model.layers[layer]
+    x = x.to(weights.gate_up.dtype)
+    if output is Output.GATED:
+        return reference.gated(x, weights.gate_up, model.spec.activation, torch.float64)
+    return reference.mlp(x, weights.gate_up, weights.down, model.spec.activation, torch.float64)
+
+
+def assert_right(model: ResidentModel, inputs: list[torch.Tensor], batch: Batch) -> None:
+    """Within the two roundings to the resident dtype, of the row's largest value."""
+    eps = torch.finfo(model.layers[batch.layer].gate_up.dtype).eps
+    for x, answer in zip(inputs, answers(batch), strict=True):
+        expected = exact(model, x, batch.layer, batch.output)
+        scale = expected.abs().amax(dim=1, keepdim=True)
+        assert ((answer.double() - expected).abs() <= 2 * eps * scale).all()
+
+
+def test_it_is_what_the_service_asks_for(make) -> None:
+    engine: Engine = make().engine
+    assert (engine.backend, engine.device, engine.concurrency) == ("fused", "fake GPU", 2)
+    assert isinstance(engine, OnGpus)
+    assert isinstance(engine, LendsHostMemory)
+    assert engine.gpus == ()
+
+
+@pytest.mark.parametrize("output", Output)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize(
+    "counts", [(1,), (3, 1, 4), (16,), (17,), (1, 70, 2, 90), (200,), (1,) * 60]
+)
+def test_each_segment_gets_its_own_rows(
+    make, output: Output, dtype: torch.dtype, layer: int, counts: tuple[int, ...]
+) -> None:
+    made = make(dtype=dtype)
+    kinds = (dtype, torch.float32, torch.float16)
+    inputs = [draw(n, kinds[i % 3], seed=i) for i, n in enumerate(counts)]
+    batch = make_batch(made.engine.model, inputs, layer=layer, output=output)
+    made.engine.run(batch)
+    assert_right(made.model, inputs, batch)
+    assert made.device.replays == (sum(counts) <= LARGEST_GRAPH)
+
+
+def test_an_answer_may_have_another_type_than_its_input(make) -> None:
+    made = make()
+    inputs = [draw(5), draw(2, torch.float32)]
+    batch = make_batch(made.engine.model, inputs, output_dtype=DType.FP32)
+    made.engine.run(batch)
+    assert_right(made.model, inputs, batch)
+
+
+def test_a_read_only_input_is_served(make) -> None:
+    made = make()
+    batch = make_batch(made.engine.model, [draw(40)], readonly=True)
+    made.engine.run(batch)
+    assert_right(made.model, [draw(40)], batch)
+
+
+def test_rows_of_padding_are_computed_and_never_seen(make) -> None:
+    made = make(slots=1)
+    full = make_batch(made.engine.model, [torch.full((16, HIDDEN), torch.inf)])
+    made.engine.run(full)
+    batch = make_batch(made.engine.model, [draw(9)])
+    made.engine.run(batch)
+    assert made.gate_up.sizes == [16, 16]
+    assert_right(made.model, [draw(9)], batch)
+
+
+def test_large_batches_run_at_their_exact_size(make) -> None:
+    made = make()
+    for tokens in (17, 131, 200):
+        made.engine.run(make_batch(made.engine.model, [draw(tokens)]))
+    assert made.gate_up.sizes == [17, 131, 200]
+
+
+def test_pinned_memory_is_copied_from_where_it_is(make, monkeypatch) -> None:
+    monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
+    made = make()
+    made.device.pin = True
+    inputs = [draw(3), draw(20), draw(30), draw(4)]
+    batch = make_batch(made.engine.model, inputs)
+    made.engine.run(batch)
+    assert_right(made.model, inputs, batch)
+
+
+@pytest.mark.parametrize(("tokens", "kernel"), [(3, "kernel2/for_4"), (100, "kernel2/for_100")])
+def test_a_report_says_what_ran_and_for_how_long(make, tokens: int, kernel: str) -> None:
+    engine = make().engine
+    report = engine.run(make_batch(engine.model, [draw(tokens)]))
+    assert report.kernel == kernel
+    assert report.kernels == (("kernel2", 1e-3), ("down", 1e-3))
+    assert {name for name, _ in report.kernels} <= set(engine.kernels)
+    assert (report.stages["h2d"], report.stages["compute"]) == (1e-3, 2e-3)
+    assert 1e-3 < report.stages["d2h"] < 1
+    assert report.busy_s == 2e-3
+
+
+def test_gated_has_no_down(make) -> None:
+    engine = make().engine
+    report = engine.run(make_batch(engine.model, [draw(3)], output=Output.GATED))
+    assert report.kernels == (("kernel2", 1e-3),)
+    assert report.busy_s == 1e-3
+
+
+def test_warm_up_captures_every_graph_and_leaves_every_thread_a_handle(make) -> None:
+    made = make(slots=3)
+    # 1, 2, 4, 8, 16 for the MLP, and for gated as well, whose rows are the wider ones.
+    assert made.device.captures == 3 * (5 + 5) * len(made.model.layers)
+    assert len(made.device.entered) == 1 + 3
+
+
+def test_two_batches_are_in_flight_and_each_gets_its_own_answers(make) -> None:
+    made = make(slots=2)
+    together = threading.Barrier(2, timeout=20)
+
+    class Meeting(FakeStream):
+        """On the way out, a batch waits until another has got there too."""
+
+        def wait_event(self, event: FakeEvent) -> None:
+            together.wait()
+
+    made.device.d2h = Meeting()
+    inputs = [[draw(50, seed=i), draw(3, torch.float32, seed=i)] for i in range(8)]
+    batches = [
+        make_batch(made.engine.model, one, layer=3 * (i % 2)) for i, one in enumerate(inputs)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(made.engine.run, batches))
+    for one, batch in zip(inputs, batches, strict=True):
+        assert_right(made.model, one, batch)
+
+
+def test_a_batch_that_runs_out_of_memory_fails_alone(make) -> None:
+    made = make(slots=1)
+
+    def fail(x: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    made.gate_up.before = fail
+    for tokens in (3, 100):
+        with pytest.raises(EngineError, match=rf"^batch of {tokens} tokens: out of device memory$"):
+            made.engine.run(make_batch(made.engine.model, [draw(tokens)]))
+    made.gate_up.before = lambda x: None
+    for tokens in (3, 100):
+        batch = make_batch(made.engine.model, [draw(tokens)])
+        made.engine.run(batch)
+        assert_right(made.model, [draw(tokens)], batch)
+
+
+def test_a_lost_device_is_found_out_whatever_failed_first(make) -> None:
+    """A kernel's launch is refused for what an earlier one did; only waiting tells which it was."""
+    made = make()
+
+    def refuse(x: torch.Tensor) -> None:
+        raise EngineError("cudaLaunchKernelExC: an illegal memory access was encountered")
+
+    made.gate_up.before = refuse
+    with pytest.raises(EngineError) as caught:
+        made.engine.run(make_batch(made.engine.model, [draw(3)]))
+    assert not isinstance(caught.value, EngineDead)
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    made.device.idle = lost
+    with pytest.raises(EngineDead, match=r"^batch of 3 tokens: CUDA error: an illegal .*red$"):
+        made.engine.run(make_batch(made.engine.model, [draw(3)]))
+
+
+def test_nothing_of_a_failed_batch_is_in_flight_when_its_owner_hears_of_it(make) -> None:
+    made = make()
+    waited = []
+    made.device.idle = lambda: waited.append(1)
+    made.gate_up.before = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        made.engine.run(make_batch(made.engine.model, [draw(100)]))
+    assert waited == [1]
+
+
+def test_more_tokens_than_warm_up_was_told_are_refused(make) -> None:
+    made = make()
+    with pytest.raises(EngineError, match=r"must have at most 200 tokens, .*, has 201$"):
+        made.engine.run(make_batch(made.engine.model, [draw(201)]))
+
+
+def test_the_self_test_passes_and_notices_a_weight_that_changed(make) -> None:
+    made = make()
+    for _ in range(4):
+        made.engine.self_test()
+    made.model.layers[3].down[0, 0] += 1000
+    made.engine.self_test()
+    with pytest.raises(EngineError, match=r"^self-test: layer 3 must be within"):
+        made.engine.self_test()
+
+
+def test_warm_up_refuses_kernels_that_compute_something_else(make) -> None:
+    one = Made(make_model(), 1)
+    run = one.gate_up.run
+
+    def swapped(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        run(x, torch.cat(weight.chunk(2)[::-1]), out)
+
+    one.gate_up.run = swapped
+    with pytest.raises(EngineError, match=r"^self-test: layer 0 must be within"):
+        one.engine.warm_up(MAX_TOKENS)
+
+
+def test_only_what_is_copied_from_where_it_is_gets_pinned(make, monkeypatch) -> None:
+    made = make()
+    asked: list[int] = []
+    pinned = made.device.pinned
+    monkeypatch.setattr(
+        made.device, "pinned", lambda nbytes: asked.append(nbytes) or pinned(nbytes)
+    )
+    for nbytes in (1, 4096, staging.DIRECT_BYTES - 1, staging.DIRECT_BYTES, 1 << 20):
+        memory = memoryview(made.engine.allocate_host(nbytes))
+        assert (memory.nbytes, memory.readonly, memory.format) == (nbytes, False, "B")
+    assert asked == [staging.DIRECT_BYTES, 1 << 20]
+
+
+def test_where_nothing_can_be_pinned_the_service_goes_on(make, monkeypatch, caplog) -> None:
+    made = make()
+
+    def refuse(nbytes: int) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(made.device, "pinned", refuse)
+    assert len(made.engine.allocate_host(1 << 20)) == 1 << 20
+    assert "could not be pinned" in caplog.text
+
+
+def test_close_lets_go_of_weights_and_buffers(make) -> None:
+    made = make()
+    made.engine.close()
+    assert made.engine._resident.layers == {}
+    assert made.engine._slots.empty()
