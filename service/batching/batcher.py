@@ -45,6 +45,8 @@ class Batcher:
         metrics: Where batches are counted.
         on_dead: Called once when the engine must not be used again.
         clock: Monotonic seconds, for arrivals and deadlines.
+        hang_timeout_s: Seconds after which a batch with the engine counts as hung, and the engine
+            as dead; 0 is never.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Batcher:
         metrics: Metrics,
         on_dead: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
+        hang_timeout_s: float = 0.0,
     ) -> None:
+        self._hang_timeout_s = hang_timeout_s
         self._start = start
         self._model = model
         self._free = concurrency
@@ -200,10 +204,27 @@ class Batcher:
                 self._metrics.stage("queue", now - member.arrival)
             self._running[member] = None
         self._metrics.batch_started(trigger, tokens, len(members))
-        self._start(members, lambda outcome: self._ended(members, tokens, outcome))
+        watchdog = None
+        if self._hang_timeout_s:
+            watchdog = self._loop.call_later(self._hang_timeout_s, self._hung, tokens)
+        self._start(members, lambda outcome: self._ended(members, tokens, watchdog, outcome))
 
-    def _ended(self, members: list[PendingRequest], tokens: int, outcome: Outcome) -> None:
+    def _hung(self, tokens: int) -> None:
+        # Nothing can end a kernel but the end of its process.
+        self.fail_all(
+            EngineDead(f"batch of {tokens} tokens did not end within {self._hang_timeout_s:g} s")
+        )
+
+    def _ended(
+        self,
+        members: list[PendingRequest],
+        tokens: int,
+        watchdog: asyncio.TimerHandle | None,
+        outcome: Outcome,
+    ) -> None:
         """The engine reports on a batch."""
+        if watchdog is not None:
+            watchdog.cancel()
         self._free += 1
         with self._bugs_are_fatal():
             if isinstance(outcome, tuple):

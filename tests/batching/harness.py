@@ -57,6 +57,7 @@ class Harness:
         concurrency: int = 1,
         max_queue_tokens: int = 1000,
         max_queue_bytes: int = 1 << 20,
+        hang_timeout_s: float = 0.0,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = Limits(max_tokens, delay_s)
@@ -77,6 +78,7 @@ class Harness:
             metrics=self.metrics,
             on_dead=self.deaths.append,
             clock=self.loop.time,
+            hang_timeout_s=hang_timeout_s,
         )
 
     def _start(self, members: Sequence[PendingRequest], done: Done) -> None:
