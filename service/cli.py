@@ -88,10 +88,13 @@ def serve(**flags: Any) -> None:  # noqa: ANN401 - typed by settings_flags
             model_name=settings.model_name,
             layers=layers,
             device=settings.device,
+            backend=settings.backend,
+            dispatch=settings.dispatch,
+            max_batch_tokens=settings.max_batch_tokens,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     _err.print(f"[bold]tilemlp {__version__}[/bold]  {engine.model.name}  {reason}")
-    sys.exit(run(settings, engine))
+    sys.exit(run(settings, engine, reason))
 
 
 def _version(shown: bool) -> None:

@@ -57,8 +57,18 @@ class Settings(BaseSettings):
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Torch device of the reference engine: `auto`, `cpu`, `cuda` or `cuda:N`. "
-        "`auto` is the GPU where torch finds one.",
+        description="Torch device: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` is the GPU where "
+        "torch finds one.",
+    )
+    backend: Literal["auto", "fused", "reference"] = Field(
+        default="auto",
+        description="What computes: `fused` are the Hopper kernels, `reference` is torch in FP32; "
+        "`auto` is `fused` wherever it runs, and says why where it does not.",
+    )
+    dispatch: Literal["table", "paper", "kernel1", "kernel2"] = Field(
+        default="table",
+        description="Which fused kernel a batch runs on: by the library's own choice (`table`), by "
+        "the `paper`'s rule (Kernel-2 below 2048 tokens, else Kernel-1), or always the same.",
     )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
@@ -129,6 +139,12 @@ class Settings(BaseSettings):
         default=10.0,
         ge=0,
         description="Seconds between self-tests with a known answer; 0 turns them off.",
+    )
+    hang_timeout_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds after which a batch on a GPU counts as hung and the process ends, for "
+        "a supervisor to restart it; 0 is never.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lowest level that is logged."

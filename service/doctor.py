@@ -9,9 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from service import __version__
-from service.config import load_settings
-from service.engine.create import select_device
+from service.config import Settings, load_settings, parse_layers
+from service.engine.choose import Plan
+from service.engine.create import describe_plan, plan_engine
 from service.engine.gpus import describe_gpus
+from service.engine.weights import open_model
 from service.errors import StartError
 from service.kernels.abi import ABI_VERSION
 from service.kernels.errors import LibraryError
@@ -33,14 +35,24 @@ def examine() -> tuple[list[tuple[str, str]], bool]:
     findings += [("gpu", gpu) for gpu in gpus] or [("gpu", "none that torch can use")]
     try:
         settings = load_settings()
-        device, reason = select_device(settings.device)
+        plan = _plan(settings)
     except StartError as error:
         return [*findings, ("settings", f"wrong: {error}")], False
     given = {name: value for name, value in settings if name in settings.model_fields_set}
     shown = ", ".join(f"{name}={value}" for name, value in given.items())
     findings.append(("settings", shown or "all at their defaults"))
-    findings.append(("backend", f"reference on {device}: {reason}"))
+    findings.append(("backend", describe_plan(plan).removeprefix("backend ")))
     return findings, True
+
+
+def _plan(settings: Settings) -> Plan:
+    layers = None if settings.layers is None else parse_layers(settings.layers)
+    source = open_model(
+        settings.preset if settings.model is None else settings.model, layers=layers
+    )
+    return plan_engine(
+        source.spec, settings.device, settings.backend, settings.dispatch, settings.max_batch_tokens
+    )
 
 
 def _kernel_library() -> str:

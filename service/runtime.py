@@ -60,6 +60,7 @@ class Runtime:
         settings: As given by the user.
         engine: Loaded, not yet warm.
         on_dead: Called once, on the event loop, when only a restart can help.
+        reason: Why it is this backend on this device.
 
     Attributes:
         batcher: Exists from `start` on.
@@ -70,8 +71,13 @@ class Runtime:
     batcher: Batcher
 
     def __init__(
-        self, settings: Settings, engine: Engine, on_dead: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        engine: Engine,
+        on_dead: Callable[[], None] = lambda: None,
+        reason: str = "",
     ) -> None:
+        self.reason = reason
         self.settings = settings
         self.engine = engine
         self.model = engine.model
@@ -93,11 +99,15 @@ class Runtime:
                 "device": engine.device,
                 "model": engine.model.name,
                 "python": platform.python_version(),
+                "reason": reason,
             },
             peak_flops=engine.peak_flops,
         )
         self._add_gauges()
-        self._gpu_sampler = GpuSampler(engine.gpus if isinstance(engine, OnGpus) else ())
+        gpus = engine.gpus if isinstance(engine, OnGpus) else ()
+        # A CPU may take any time for a batch; a GPU that takes seconds for one hangs.
+        self._hang_timeout_s = settings.hang_timeout_s if gpus else 0.0
+        self._gpu_sampler = GpuSampler(gpus)
         self.metrics.gpus(self._gpu_sampler.readings)
         self.stopped = False
         self._on_dead = on_dead
@@ -115,6 +125,7 @@ class Runtime:
             limits=Limits(self.settings.max_batch_tokens, self.settings.max_queue_delay_s),
             metrics=self.metrics,
             on_dead=self._died,
+            hang_timeout_s=self._hang_timeout_s,
         )
         self._tasks.append(asyncio.create_task(self._serve_engine()))
 
@@ -171,7 +182,14 @@ class Runtime:
 
     async def _self_test(self) -> None:
         try:
-            await self._worker.call(self.engine.self_test)
+            # It waits for a batch to end before it starts, hence twice.
+            await asyncio.wait_for(
+                self._worker.call(self.engine.self_test), 2 * self._hang_timeout_s or None
+            )
+        except asyncio.TimeoutError:
+            self.batcher.fail_all(
+                EngineDead(f"self-test did not end within {2 * self._hang_timeout_s:g} s")
+            )
         except EngineDead as error:
             self.batcher.fail_all(error)
         except Exception as error:

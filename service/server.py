@@ -36,9 +36,9 @@ _CLOSE_TIMEOUT_S = 1
 class Server(uvicorn.Server):
     """uvicorn's server with a drain before its shutdown, and an exit status."""
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(self, settings: Settings, engine: Engine, reason: str = "") -> None:
         self.exit_status = 0
-        self.runtime = Runtime(settings, engine, on_dead=self._engine_died)
+        self.runtime = Runtime(settings, engine, on_dead=self._engine_died, reason=reason)
         self._grace_s = settings.shutdown_grace_s
         self._stopping: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,15 +110,20 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(settings: Settings, engine: Engine) -> int:
+def serve(settings: Settings, engine: Engine, reason: str = "") -> int:
     """Serve until told to stop.
 
     Ends the process itself, with the same status, where a thread of the engine is still at work.
 
+    Args:
+        settings: As given by the user.
+        engine: Loaded, not yet warm.
+        reason: Why it is this backend on this device.
+
     Returns:
         The exit status: 0 after a drain in which everything was answered, else 1.
     """
-    server = Server(settings, engine)
+    server = Server(settings, engine, reason)
     try:
         server.run()
     except SystemExit:

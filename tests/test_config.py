@@ -21,6 +21,8 @@ GIVEN: dict[str, tuple[str, object]] = {
     "preset": ("qwen2.5-7b", "qwen2.5-7b"),
     "layers": ("0-3,7", "0-3,7"),
     "device": ("cuda:1", "cuda:1"),
+    "backend": ("fused", "fused"),
+    "dispatch": ("kernel2", "kernel2"),
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("0", 0),
     "api_key": ("correct horse", SecretStr("correct horse")),
@@ -36,6 +38,7 @@ GIVEN: dict[str, tuple[str, object]] = {
     "drain_delay_s": ("0", 0.0),
     "shutdown_grace_s": ("3", 3.0),
     "self_test_interval_s": ("0", 0.0),
+    "hang_timeout_s": ("2", 2.0),
     "log_level": ("debug", "debug"),
 }
 

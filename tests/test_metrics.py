@@ -49,7 +49,7 @@ PROMISED: dict[str, tuple[str, dict[str, set[str]]]] = {
     "mlp_engine_healthy": ("gauge", {}),
     "mlp_ready": ("gauge", {}),
 }
-BUILD_LABELS = {"version", "backend", "device", "model", "python"}
+BUILD_LABELS = {"version", "backend", "device", "model", "python", "reason"}
 
 
 class TwoKernelEngine(FakeEngine):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from service.config import Settings
+from service.engine.base import Gpu
 from service.errors import EngineDead, EngineError
+from service.runtime import Runtime
 from tests.e2e.scrape import Scrape
 from tests.engines import FakeEngine
 from tests.routes.bodies import post, rows
@@ -93,6 +97,66 @@ def test_dead_engine_found_by_the_self_test_ends_the_process():
         wait_until(lambda: not thread.runtime.health.live)
         assert thread.wait_exit() == 1
     assert not engine.closed, "a dead engine must not be touched"
+
+
+def test_metadata_and_metrics_say_what_runs_and_why():
+    with ServerThread(FakeEngine()) as thread:
+        thread.runtime.reason = "torch finds no GPU"
+        _, body = get(thread.url, "/v2")
+        found = json.loads(body)
+        assert (found["backend"], found["device"]) == ("fake", "nowhere")
+        assert found["reason"] == "torch finds no GPU"
+    metrics = Runtime(Settings(), FakeEngine(), reason="torch finds no GPU").metrics
+    assert 'reason="torch finds no GPU"' in metrics.render().decode()
+
+
+class GpuEngine(FakeEngine):
+    """Like one on a GPU, whose batches and self-tests end soon or never."""
+
+    gpus = (Gpu(0, "GPU-none"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.testing = threading.Event()
+        self.testing.set()
+
+    def self_test(self) -> None:
+        assert self.testing.wait(30)
+
+
+def test_a_hung_batch_ends_the_process():
+    engine = GpuEngine()
+    thread = ServerThread(engine, hang_timeout_s=0.3)
+    with thread, httpx.Client(base_url=thread.url) as client:
+        assert post(client, rows(1)).status_code == 200
+        engine.gate.clear()
+        answer = post(client, rows(2))
+        assert (answer.status_code, answer.json()["code"]) == (500, "engine_dead")
+        assert "batch of 2 tokens did not end within 0.3 s" in answer.json()["error"]
+        assert not thread.runtime.health.live
+        assert thread.wait_exit() == 1
+    engine.gate.set()
+    assert not engine.closed
+
+
+def test_a_hung_self_test_ends_the_process_of_an_idle_service():
+    engine = GpuEngine()
+    thread = ServerThread(engine, hang_timeout_s=0.1, self_test_interval_s=0.05)
+    with thread:
+        engine.testing.clear()
+        wait_until(lambda: not thread.runtime.health.live)
+        assert "self-test did not end within 0.2 s" in thread.runtime.health.reason
+        assert thread.wait_exit() == 1
+    engine.testing.set()
+
+
+def test_on_a_cpu_a_batch_may_take_any_time():
+    engine = FakeEngine(run_s=0.5)
+    with (
+        ServerThread(engine, hang_timeout_s=0.1) as thread,
+        httpx.Client(base_url=thread.url) as client,
+    ):
+        assert post(client, rows(1)).status_code == 200
 
 
 def test_dead_engine_is_used_no_more():

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
-from service.engine.base import Engine
+from service.engine.base import Engine, ModelSpec
+from service.engine.choose import (
+    Plan,
+    Setting,
+    choose_backend,
+    memory_need,
+    read_gpu,
+    read_library,
+)
+from service.engine.cuda_device import CudaDevice
+from service.engine.dispatch import Mode, is_plain, validate_dispatch
+from service.engine.fused import SLOTS, FusedEngine
+from service.engine.gate_up import GateUp
 from service.engine.reference import ReferenceEngine
-from service.engine.weights import Progress, load_model
+from service.engine.weights import Progress, load_model, open_model
 from service.errors import ConfigError
+from service.kernels.launcher import default_launcher
+from service.kernels.library import Library
+
+logger = logging.getLogger(__name__)
 
 
 def create_engine(
@@ -19,6 +36,9 @@ def create_engine(
     model_name: str | None,
     layers: tuple[int, ...] | None,
     device: str,
+    backend: Setting = "auto",
+    dispatch: Mode = "table",
+    max_batch_tokens: int = 8192,
     progress: Progress | None = None,
 ) -> tuple[Engine, str]:
     """Load the weights and make the engine that serves them; `warm_up` is the caller's.
@@ -29,19 +49,60 @@ def create_engine(
         model_name: What clients call the model; by default the checkpoint's directory or preset.
         layers: Layers to load; by default all of a checkpoint and layer 0 of a preset.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        backend: `auto` is the fused kernels wherever they run; `fused` refuses anything else.
+        dispatch: Which gate/up kernel the fused backend takes.
+        max_batch_tokens: What `warm_up` will be told, for knowing whether memory suffices.
         progress: Called after each layer with the number of layers loaded and their total.
 
     Returns:
         The engine, and a sentence saying which backend and device were chosen and why.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: there is no such device, no such kernel, or the backend cannot run.
         CheckpointError: the checkpoint cannot be served.
     """
-    chosen, reason = select_device(device)
-    source = preset if model is None else model
-    resident = load_model(source, name=model_name, layers=layers, device=chosen, progress=progress)
-    return ReferenceEngine(resident, chosen), f"backend reference on {chosen}: {reason}"
+    source = open_model(preset if model is None else model, name=model_name, layers=layers)
+    plan = plan_engine(source.spec, device, backend, dispatch, max_batch_tokens)
+    said = describe_plan(plan)
+    if plan.backend == "fused":
+        gpu = CudaDevice(plan.device)
+        gate_up = GateUp(default_launcher(), source.spec, dispatch, gpu.num_sms)
+        resident = load_model(source, device=plan.device, progress=progress)
+        return FusedEngine(resident, gpu, gate_up), said
+    if plan.device.type != "cpu":
+        logger.warning("%s", said)
+    resident = load_model(source, device=plan.device, progress=progress)
+    return ReferenceEngine(resident, plan.device), said
+
+
+def plan_engine(
+    model: ModelSpec, device: str, backend: Setting, dispatch: Mode, max_batch_tokens: int
+) -> Plan:
+    """Which backend and device would serve a model on this machine, and why.
+
+    Raises:
+        ConfigError: torch finds no such device, there is no such kernel, or the backend cannot run.
+    """
+    chosen, why_device = select_device(device)
+    library = read_library()
+    plan = choose_backend(
+        backend,
+        chosen,
+        why_device,
+        model,
+        memory_need(model, max_batch_tokens, SLOTS),
+        gpu=read_gpu(chosen),
+        library=library,
+        may_leave_gpu=device == "auto",
+    )
+    if plan.backend == "fused" and isinstance(library, Library):
+        validate_dispatch(dispatch, library.configs, plain=is_plain(model))
+    return plan
+
+
+def describe_plan(plan: Plan) -> str:
+    """The sentence that log, `doctor`, metadata and metrics show."""
+    return f"backend {plan.backend} on {plan.device}: {plan.reason}"
 
 
 def select_device(text: str) -> tuple[torch.device, str]:

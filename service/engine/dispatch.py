@@ -1,6 +1,6 @@
 """Which gate/up kernel a batch runs on: a pure function of the mode, the problem and the library.
 
-    table     what the library chooses, from its table of measurements
+    table     what the library chooses
     paper     the paper's rule: Kernel-2 below 2048 tokens, Kernel-1 from there on
     kernel1   Kernel-1 alone
     kernel2   Kernel-2 alone
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from service.engine.base import DType, ModelSpec
 from service.errors import ConfigError
 from service.kernels.library import KernelChoice, KernelConfig
 
@@ -43,6 +44,11 @@ class Problem:
     intermediate_size: int
     num_sms: int
     plain: bool
+
+
+def is_plain(model: ModelSpec) -> bool:
+    """Whether every kernel is compiled for a model: bf16 with SiLU."""
+    return model.dtype is DType.BF16 and model.activation == "silu"
 
 
 def family(name: str) -> str:

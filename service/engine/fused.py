@@ -53,6 +53,10 @@ class FusedEngine:
             gate_up: The kernels, bound to the same model.
             slots: Batches in flight at most.
         """
+        # Or cuBLAS may add up partial sums of down in the narrow type.
+        matmul = torch.backends.cuda.matmul
+        matmul.allow_bf16_reduced_precision_reduction = False
+        matmul.allow_fp16_reduced_precision_reduction = False
         self._resident = model
         self._device = device
         self._gate_up = gate_up
@@ -206,9 +210,8 @@ class FusedEngine:
             slot.done.record()
         with device.on(device.d2h):
             device.d2h.wait_event(slot.done)
-            host_s = slot.download.receive(slot.result(batch.output, tokens), outputs)
-            timers.end.record()
-        timers.end.synchronize()
+            result = slot.result(batch.output, tokens)
+            host_s = slot.download.receive(result, outputs, timers.end)
         return timers.read(batch.output), host_s
 
     def _report(self, output: Output, tokens: int, seconds: Seconds, host_s: float) -> BatchReport:

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from service.engine.base import DType, ModelSpec
-from service.engine.dispatch import Mode, Problem, family, select_kernel, validate_dispatch
+from service.engine.base import ModelSpec
+from service.engine.dispatch import (
+    Mode,
+    Problem,
+    family,
+    is_plain,
+    select_kernel,
+    validate_dispatch,
+)
 from service.engine.weights import TORCH_DTYPES
 from service.kernels.launcher import ACTIVATIONS, DTYPES, Launcher
 from service.kernels.library import KernelChoice
@@ -40,7 +47,7 @@ class GateUp:
         self._model = model
         self._mode = mode
         self._num_sms = num_sms
-        self._plain = model.dtype is DType.BF16 and model.activation == "silu"
+        self._plain = is_plain(model)
         self._types = {
             "dtype": DTYPES[TORCH_DTYPES[model.dtype]],
             "activation": ACTIVATIONS[model.activation],

@@ -140,12 +140,15 @@ class Download:
             rows.copy_(self.pieces.rows(0, first + len(rows), width)[first:])
             first += len(rows)
 
-    def receive(self, source: torch.Tensor, outputs: Sequence[torch.Tensor]) -> float:
+    def receive(
+        self, source: torch.Tensor, outputs: Sequence[torch.Tensor], end: torch.cuda.Event
+    ) -> float:
         """Copy on the current stream, and wait until every answer is complete.
 
         Args:
             source: [tokens, width] on the device, of the resident type.
             outputs: Host rows, [tokens, width] each, of any type.
+            end: Recorded behind the last copy, and waited for.
 
         Returns:
             Seconds of host time after the last copy had ended.
@@ -154,23 +157,28 @@ class Download:
         capacity = self.pieces.capacity(width)
         blocks = [(first, min(first + capacity, tokens)) for first in range(0, tokens, capacity)]
         starts = [0, *accumulate(map(len, outputs))]
-        arrived = 0.0
         for index in range(min(PIECES, len(blocks))):
-            self._fetch(index, source, *blocks[index])
-        for index, (first, end) in enumerate(blocks):
+            self._fetch(index, source, *blocks[index], end)
+        for index, (first, last) in enumerate(blocks):
             self.pieces.events[index % PIECES].synchronize()
             arrived = time.perf_counter()
-            piece = self.pieces.rows(index % PIECES, end - first, width)
-            for rows, part in _parts(outputs, starts, first, end):
+            piece = self.pieces.rows(index % PIECES, last - first, width)
+            for rows, part in _parts(outputs, starts, first, last):
                 rows.copy_(piece[part])
             if index + PIECES < len(blocks):
-                self._fetch(index + PIECES, source, *blocks[index + PIECES])
+                self._fetch(index + PIECES, source, *blocks[index + PIECES], end)
+        end.synchronize()
         return time.perf_counter() - arrived
 
-    def _fetch(self, index: int, source: torch.Tensor, first: int, end: int) -> None:
-        piece = self.pieces.rows(index % PIECES, end - first, source.shape[1])
-        piece.copy_(source[first:end], non_blocking=True)
+    def _fetch(
+        self, index: int, source: torch.Tensor, first: int, last: int, end: torch.cuda.Event
+    ) -> None:
+        """Enqueue the copy of one block of rows into its piece."""
+        piece = self.pieces.rows(index % PIECES, last - first, source.shape[1])
+        piece.copy_(source[first:last], non_blocking=True)
         self.pieces.events[index % PIECES].record()
+        if last == len(source):
+            end.record()
 
 
 def _parts(

@@ -47,25 +47,26 @@ class ResidentModel:
     layers: Mapping[int, ResidentLayer]
 
 
-def load_model(
-    source: Path | str,
-    *,
-    name: str | None = None,
-    layers: tuple[int, ...] | None = None,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> ResidentModel:
-    """Make a model's MLPs resident; never holds a second copy of a layer.
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model's weights come from; nothing is loaded yet.
 
-    Args:
-        source: A checkpoint's path, or the name of a preset.
-        name: What clients call the model; by default the checkpoint's directory or the preset.
-        layers: Layers to load; by default all of a checkpoint and layer 0 of a preset.
-        device: Where the weights stay.
-        progress: Called after each layer with the number of layers loaded and their total.
+    Attributes:
+        spec: What will be resident.
+        fill: Writes one layer: (layer, [2N, K] gate first, [K, N]), on any device.
+    """
+
+    spec: ModelSpec
+    fill: _Fill
+
+
+def open_model(
+    source: Path | str, *, name: str | None = None, layers: tuple[int, ...] | None = None
+) -> ModelSource:
+    """Find a model and check all of it, as `load_model` does, before any memory is taken.
 
     Raises:
-        CheckpointError: the checkpoint cannot be served, or does not fit the device's memory.
+        CheckpointError: the checkpoint cannot be served.
     """
     if isinstance(source, Path):
         checkpoint = open_checkpoint(source, layers)
@@ -78,7 +79,7 @@ def load_model(
             activation=config.activation,
             dtype=checkpoint.dtype,
         )
-        return _load(spec, checkpoint.fill, device, progress)
+        return ModelSource(spec, checkpoint.fill)
     shape = PRESETS[source]
     spec = ModelSpec(
         name=name or source,
@@ -88,7 +89,32 @@ def load_model(
         activation="silu",
         dtype=DType.BF16,
     )
-    return _load(spec, fill_random, device, progress)
+    return ModelSource(spec, fill_random)
+
+
+def load_model(
+    source: Path | str | ModelSource,
+    *,
+    name: str | None = None,
+    layers: tuple[int, ...] | None = None,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> ResidentModel:
+    """Make a model's MLPs resident; never holds a second copy of a layer.
+
+    Args:
+        source: A checkpoint's path, the name of a preset, or what `open_model` made of it.
+        name: What clients call the model; by default the checkpoint's directory or the preset.
+        layers: Layers to load; by default all of a checkpoint and layer 0 of a preset.
+        device: Where the weights stay.
+        progress: Called after each layer with the number of layers loaded and their total.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served, or does not fit the device's memory.
+    """
+    if not isinstance(source, ModelSource):
+        source = open_model(source, name=name, layers=layers)
+    return _load(source.spec, source.fill, device, progress)
 
 
 def checkpoint_name(path: Path) -> str:

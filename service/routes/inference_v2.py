@@ -137,7 +137,10 @@ def _documents(runtime: Runtime) -> APIRouter:
 
     @router.get("/v2", summary="Server metadata")
     async def server() -> dict[str, Any]:
-        return server_metadata(__version__)
+        engine = runtime.engine
+        return server_metadata(
+            __version__, backend=engine.backend, device=engine.device, reason=runtime.reason
+        )
 
     # Before the routes with {model}, or "stats" would be taken for a model's name.
     @router.get("/v2/models/stats", summary="Statistics of all models")

@@ -48,9 +48,9 @@ class ModelStatistics:
     compute_output: Duration
 
 
-def server_metadata(version: str) -> dict[str, object]:
-    """Body of `GET /v2`."""
-    return {"name": PLATFORM, "version": version, "extensions": list(EXTENSIONS)}
+def server_metadata(version: str, **ours: str) -> dict[str, object]:
+    """Body of `GET /v2`; `ours` is what the protocol does not have, such as the backend."""
+    return {"name": PLATFORM, "version": version, "extensions": list(EXTENSIONS), **ours}
 
 
 def model_metadata(model: ModelSpec) -> dict[str, object]:

@@ -51,6 +51,19 @@ def test_serves_a_preset_without_a_checkpoint() -> None:
     assert reason == "backend reference on cpu: the setting device says so"
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_refuses_the_fused_backend_where_there_is_no_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"^backend: .* since the fused kernels need a GPU, is"):
+        create_engine(
+            model=None,
+            preset="qwen2.5-0.5b",
+            model_name=None,
+            layers=None,
+            device="auto",
+            backend="fused",
+        )
+
+
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     ("text", "device", "reason"),

@@ -45,7 +45,12 @@ def test_every_element_is_within_one_percent(checkpoint: Path, output: Output) -
     # A setting left behind by something else in the process must not matter.
     torch.set_float32_matmul_precision("high")
     engine, reason = create_engine(
-        model=checkpoint, preset="", model_name=None, layers=None, device="cuda"
+        model=checkpoint,
+        preset="",
+        model_name=None,
+        layers=None,
+        device="cuda",
+        backend="reference",
     )
     assert engine.device in select_device("auto")[1]
     assert reason.startswith("backend reference on cuda:0")
@@ -63,7 +68,12 @@ def test_every_element_is_within_one_percent(checkpoint: Path, output: Output) -
 
 def test_tf32_would_be_noticed(checkpoint: Path) -> None:
     engine, _ = create_engine(
-        model=checkpoint, preset="", model_name=None, layers=None, device="cuda"
+        model=checkpoint,
+        preset="",
+        model_name=None,
+        layers=None,
+        device="cuda",
+        backend="reference",
     )
     x = draw(2048, torch.float32)
     batch = make_batch(engine.model, [x])
@@ -78,7 +88,12 @@ def test_tf32_would_be_noticed(checkpoint: Path) -> None:
 
 def test_running_out_of_memory_fails_the_batch_alone(checkpoint: Path) -> None:
     engine, _ = create_engine(
-        model=checkpoint, preset="", model_name=None, layers=None, device="cuda"
+        model=checkpoint,
+        preset="",
+        model_name=None,
+        layers=None,
+        device="cuda",
+        backend="reference",
     )
     engine.warm_up(16)
     hog = torch.empty(torch.cuda.mem_get_info()[0] - (1 << 30), dtype=torch.uint8, device="cuda")

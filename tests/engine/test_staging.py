@@ -54,7 +54,9 @@ def test_answers_are_dealt_out_in_order(
     download = Download(device, torch.bfloat16, WIDTH)
     source = torch.cat(draw(counts))
     outputs = [torch.full((count, WIDTH), torch.nan, dtype=dtype) for count in counts]
-    assert download.receive(source, outputs) >= 0
+    end = FakeEvent()
+    assert download.receive(source, outputs, end) >= 0
+    assert (end.records, end.waited_for) == (1, 1)
     for rows, expected in zip(outputs, draw(counts, dtype), strict=True):
         assert torch.equal(rows, expected)
 
@@ -113,7 +115,7 @@ def test_a_piece_is_fetched_again_only_after_it_was_emptied(
     monkeypatch.setattr(staging, "Pieces", Guarded)
     rows = 5 * PIECES * 3 + 1
     outputs = [torch.empty(rows, WIDTH, dtype=torch.bfloat16)]
-    Download(device, torch.bfloat16, WIDTH).receive(torch.cat(draw((rows,))), outputs)
+    Download(device, torch.bfloat16, WIDTH).receive(torch.cat(draw((rows,))), outputs, FakeEvent())
     assert torch.equal(outputs[0], torch.cat(draw((rows,))))
 
 

@@ -26,6 +26,12 @@ def test_server_metadata():
     }
 
 
+def test_server_metadata_says_what_runs_and_why():
+    found = server_metadata("1", backend="reference", device="cpu", reason="torch finds no GPU")
+    assert found.items() >= {"backend": "reference", "reason": "torch finds no GPU"}.items()
+    assert found["name"] == "tilemlp"
+
+
 def test_model_metadata():
     assert model_metadata(SPEC) == {
         "name": "small",

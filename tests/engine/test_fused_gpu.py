@@ -1,0 +1,301 @@
+"""The GPU engine on a Hopper GPU: right, overlapped, without allocations, and honest when it dies.
+
+pytest -m gpu tests/engine
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.engine.base import Batch, Output
+from service.engine.choose import read_library
+from service.engine.create import create_engine
+from service.engine.cuda_device import CudaDevice
+from service.engine.fused import FusedEngine
+from service.engine.gate_up import GateUp
+from service.engine.weights import ResidentLayer, ResidentModel
+from service.errors import EngineError
+from service.kernels import reference
+from service.kernels.errors import LibraryError
+from service.kernels.launcher import default_launcher
+from tests.checkpoints import mlp_tensors, write_checkpoint
+from tests.engine.batches import answers, make_batch, make_model
+
+HIDDEN, INTERMEDIATE = 1024, 2816
+MAX_TOKENS = 4096
+
+
+def _obstacle() -> str:
+    if not torch.cuda.is_available():
+        return "needs an NVIDIA GPU"
+    if torch.cuda.get_device_capability() != (9, 0):
+        return "needs a Hopper GPU"
+    library = read_library()
+    return str(library) if isinstance(library, LibraryError) else ""
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(_obstacle()), reason=_obstacle() or "can run"),
+]
+
+
+def make_engine(dtype: torch.dtype = torch.bfloat16, activation: str = "silu") -> FusedEngine:
+    model = make_model(
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        layers=(0, 3),
+        dtype=dtype,
+        activation=activation,
+        scale=0.02,
+    )
+    layers = {
+        layer: ResidentLayer(weights.gate_up.cuda(), weights.down.cuda())
+        for layer, weights in model.layers.items()
+    }
+    device = CudaDevice(torch.device("cuda", 0))
+    gate_up = GateUp(default_launcher(), model.spec, "table", device.num_sms)
+    engine = FusedEngine(ResidentModel(model.spec, layers), device, gate_up)
+    engine.warm_up(MAX_TOKENS)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> FusedEngine:
+    return make_engine()
+
+
+def draw(tokens: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed * 10_000 + tokens)
+    return torch.randn(tokens, HIDDEN, generator=generator).to(dtype)
+
+
+def assert_right(engine: FusedEngine, inputs: list[torch.Tensor], batch: Batch) -> None:
+    """Within two roundings to the resident dtype of the row's largest value in FP64."""
+    weights = engine._resident.layers[batch.layer]
+    activation = engine.model.activation
+    for rows, answer in zip(inputs, answers(batch), strict=True):
+        x = rows.to(weights.gate_up.dtype).cuda()
+        if batch.output is Output.GATED:
+            exact = reference.gated(x, weights.gate_up, activation, torch.float64)
+        else:
+            exact = reference.mlp(x, weights.gate_up, weights.down, activation, torch.float64)
+        scale = exact.abs().amax(dim=1, keepdim=True)
+        bound = 2 * torch.finfo(weights.gate_up.dtype).eps * scale
+        assert ((answer.cuda().double() - exact).abs() <= bound).all()
+
+
+COUNTS = [(1,), (3, 1, 60), (64,), (65, 3), (128,), (129,), (1, 500, 2, 700), (4096,), (1,) * 200]
+
+
+@pytest.mark.parametrize("output", Output)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_every_segment_gets_its_own_rows(
+    engine: FusedEngine, output: Output, counts: tuple[int, ...]
+) -> None:
+    kinds = (torch.bfloat16, torch.float32, torch.float16)
+    for layer in engine.model.layers:
+        inputs = [draw(n, kinds[i % 3], seed=i) for i, n in enumerate(counts)]
+        batch = make_batch(engine.model, inputs, layer=layer, output=output)
+        report = engine.run(batch)
+        assert_right(engine, inputs, batch)
+        assert {name for name, _ in report.kernels} <= set(engine.kernels)
+        assert all(0 < seconds < 0.1 for _, seconds in report.kernels)
+        assert 0 < report.busy_s == report.stages["compute"] < 0.1
+        assert all(0 < report.stages[stage] < 0.2 for stage in ("h2d", "d2h"))
+        assert report.kernel.split("/")[0] == report.kernels[0][0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation"), [(torch.float16, "silu"), (torch.bfloat16, "gelu_tanh")]
+)
+def test_other_types_and_activations(dtype: torch.dtype, activation: str) -> None:
+    engine = make_engine(dtype, activation)
+    for tokens in (5, 700):
+        batch = make_batch(engine.model, [draw(tokens, dtype)])
+        engine.run(batch)
+        assert_right(engine, [draw(tokens, dtype)], batch)
+
+
+def in_lent_memory(engine: FusedEngine, batch: Batch) -> Batch:
+    """The same batch with its inputs where the arena would have received them."""
+    segments = []
+    for segment in batch.segments:
+        memory = memoryview(engine.allocate_host(segment.input.nbytes))
+        memory[:] = segment.input
+        segments.append(replace(segment, input=memory))
+    return Batch(batch.layer, batch.output, segments)
+
+
+def test_pinned_slots_are_copied_from_where_they_are(engine: FusedEngine) -> None:
+    inputs = [draw(2), draw(300, seed=1), draw(64, seed=2), draw(700, seed=3)]
+    batch = in_lent_memory(engine, make_batch(engine.model, inputs))
+    assert torch.frombuffer(batch.segments[1].input, dtype=torch.uint8).is_pinned()
+    engine.run(batch)
+    assert_right(engine, inputs, batch)
+
+
+def test_batches_from_many_threads_overlap_and_get_their_own_answers(engine: FusedEngine) -> None:
+    sizes = [1, 700, 33, 2048, 5, 129, 64, 4000, 2, 300]
+    jobs = []
+    for index in range(60):
+        inputs = [draw(sizes[index % 10], seed=index), draw(1 + index % 7, seed=99 + index)]
+        inputs = [rows[: MAX_TOKENS - 8] for rows in inputs]
+        output = Output.GATED if index % 5 == 4 else Output.MLP
+        jobs.append(
+            (inputs, make_batch(engine.model, inputs, layer=3 * (index % 2), output=output))
+        )
+    with ThreadPoolExecutor(engine.concurrency) as pool:
+        list(pool.map(lambda job: engine.run(job[1]), jobs))
+    for inputs, batch in jobs:
+        assert_right(engine, inputs, batch)
+
+
+def test_a_replayed_graph_gives_the_bits_of_the_calls_it_holds(engine: FusedEngine) -> None:
+    buckets = engine._buckets
+    for output in Output:
+        assert buckets[output]
+        for bucket in buckets[output]:
+            batches = [
+                make_batch(engine.model, [draw(bucket)], layer=3, output=output) for _ in range(2)
+            ]
+            engine.run(batches[0])
+            engine._buckets = dict.fromkeys(Output, ())
+            try:
+                engine.run(batches[1])
+            finally:
+                engine._buckets = buckets
+            assert torch.equal(*(answers(batch)[0] for batch in batches))
+
+
+def test_padding_changes_no_bit_of_the_rows_before_it(engine: FusedEngine) -> None:
+    bucket = engine._buckets[Output.MLP][-1]
+    poison = make_batch(engine.model, [torch.full((bucket, HIDDEN), torch.inf)])
+    whole = make_batch(engine.model, [draw(bucket)])
+    engine.run(whole)
+    for _ in range(engine.concurrency):
+        engine.run(poison)
+    part = make_batch(engine.model, [draw(bucket)[: bucket - 1]])
+    engine.run(part)
+    assert torch.equal(answers(part)[0], answers(whole)[0][: bucket - 1])
+
+
+def test_the_same_input_gives_the_same_bits(engine: FusedEngine) -> None:
+    for tokens in (1, 100, 1000, 4096):
+        first, second = (make_batch(engine.model, [draw(tokens)]) for _ in range(2))
+        engine.run(first)
+        engine.run(second)
+        assert torch.equal(answers(first)[0], answers(second)[0])
+
+
+def test_nothing_is_allocated_in_the_steady_state() -> None:
+    engine = make_engine()
+    sizes = (1, 7, 64, 128, 129, 1000, 4096)
+    batches = [
+        in_lent_memory(engine, make_batch(engine.model, [draw(n)], output=output))
+        for n in sizes
+        for output in Output
+    ]
+
+    def counters() -> tuple[int, int]:
+        return (
+            torch.cuda.memory_stats()["allocation.all.allocated"],
+            torch.cuda.host_memory_stats()["num_host_alloc"],
+        )
+
+    before = counters()
+    used = torch.cuda.mem_get_info()[0]
+    ended = threading.Barrier(engine.concurrency)
+
+    def work() -> None:
+        for _ in range(20):
+            for batch in batches:
+                engine.run(batch)
+        ended.wait()
+
+    # Threads that are new to the engine, as the service's are after the warm-up.
+    threads = [threading.Thread(target=work) for _ in range(engine.concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    engine.self_test()
+    assert counters() == before
+    # Nor behind torch's back: cuBLAS, graphs, module loading.
+    assert used - torch.cuda.mem_get_info()[0] <= 0
+
+
+def test_a_batch_that_runs_out_of_memory_fails_alone(engine: FusedEngine, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+
+        def hog(x: torch.Tensor, *_: object) -> None:
+            x.new_empty(1 << 40)
+
+        patch.setattr(engine._gate_up, "run", hog)
+        with pytest.raises(EngineError, match=r"^batch of 500 tokens: out of device memory$"):
+            engine.run(make_batch(engine.model, [draw(500)]))
+    for tokens in (3, 500):
+        batch = make_batch(engine.model, [draw(tokens)])
+        engine.run(batch)
+        assert_right(engine, [draw(tokens)], batch)
+    engine.self_test()
+
+
+def test_it_is_chosen_on_this_machine(tmp_path: Path) -> None:
+    tensors = mlp_tensors(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, layers=2, scale=0.02)
+    folder = write_checkpoint(tmp_path / "ckpt", tensors)
+    engine, reason = create_engine(
+        model=folder, preset="", model_name=None, layers=None, device="auto"
+    )
+    assert reason == f"backend fused on cuda:0: torch finds {torch.cuda.get_device_name()}"
+    engine.warm_up(64)
+    batch = make_batch(engine.model, [draw(5), draw(50)], layer=1)
+    engine.run(batch)
+    assert_right(engine, [draw(5), draw(50)], batch)
+    engine.close()
+
+
+LOST = """
+import time, torch
+from tests.engine.test_fused_gpu import draw, make_batch, make_engine
+from service.errors import EngineDead
+engine = make_engine()
+torch._assert_async(torch.zeros(1, device="cuda"))
+began = time.monotonic()
+try:
+    engine.run(make_batch(engine.model, [draw({tokens})]))
+except EngineDead as error:
+    print("dead", time.monotonic() - began, str(error).replace(chr(10), " "))
+try:
+    engine.self_test()
+except EngineDead:
+    print("dead again")
+import os, sys
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("tokens", [1, 1000])
+def test_a_lost_device_ends_the_engine_within_a_second(tokens: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOST.format(tokens=tokens)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stdout + done.stderr
+    assert lines[1] == "dead again"
+    assert float(lines[0].split()[1]) < 1
+    assert f"batch of {tokens} tokens: " in lines[0]
+    assert "assert" in lines[0]

@@ -1,0 +1,69 @@
+"""From a batch size to a launch: the library's own choice, named, and passed on as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from service.engine.base import DType, ModelSpec
+from service.engine.gate_up import GateUp
+from service.errors import ConfigError
+from service.kernels.library import KernelChoice, Library
+from tests.kernels.conftest import host_library  # noqa: F401 - a fixture
+
+MODEL = ModelSpec("m", 896, 4864, (0,), "silu", DType.BF16)
+
+
+class FakeLauncher:
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.calls: list[tuple[object, ...]] = []
+
+    def __call__(self, *arguments: object) -> None:
+        self.calls.append(arguments)
+
+
+@pytest.fixture
+def launcher(host_library: Library) -> FakeLauncher:  # noqa: F811
+    return FakeLauncher(host_library)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 300, 2048, 8192])
+def test_what_is_launched_is_what_the_library_would_choose_and_what_is_said(
+    launcher: FakeLauncher, tokens: int
+) -> None:
+    gate_up = GateUp(launcher, MODEL, "table", 132)
+    x, out = torch.empty(tokens, 896), torch.empty(tokens, 4864)
+    weight = torch.empty(2, 2)
+    gate_up.run(x, weight, out)
+    choice = launcher.library.select(tokens, 4864, 896, 132)
+    assert launcher.calls == [(x, weight, out, "silu", choice, True)]
+    chosen = gate_up.choose(tokens)
+    assert chosen.choice == choice
+    assert chosen.name == f"kernel2/{launcher.library.configs[choice.config].name}"
+    assert chosen.family == "kernel2"
+    assert gate_up.choose(tokens) is chosen
+
+
+def test_dtype_and_activation_reach_the_librarys_choice(
+    launcher: FakeLauncher, monkeypatch
+) -> None:
+    asked = {}
+
+    def select(*sizes: int, **types: int) -> KernelChoice:
+        asked.update(types, sizes=sizes)
+        return KernelChoice(0)
+
+    monkeypatch.setattr(launcher.library, "select", select)
+    model = replace(MODEL, dtype=DType.FP16, activation="relu")
+    GateUp(launcher, model, "table", 99).choose(5)
+    assert asked == {"dtype": 1, "activation": 2, "sizes": (5, 4864, 896, 99)}
+
+
+def test_a_mode_without_kernels_is_refused_before_anything_is_loaded(
+    launcher: FakeLauncher,
+) -> None:
+    with pytest.raises(ConfigError, match=r"dispatch: .* has no Kernel-1, is 'paper'"):
+        GateUp(launcher, MODEL, "paper", 132)
