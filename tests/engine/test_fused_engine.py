@@ -230,6 +230,24 @@ def test_nothing_of_a_failed_batch_is_in_flight_when_its_owner_hears_of_it(make)
     assert waited == [1]
 
 
+def test_rows_of_a_batch_that_failed_on_its_way_in_reach_no_other(make, monkeypatch) -> None:
+    monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
+    made = make(slots=1)
+
+    def refuse(tensor: torch.Tensor) -> bool:
+        raise RuntimeError("CUDA error: invalid argument")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.device, "is_pinned", refuse)
+        with pytest.raises(EngineError):
+            # The first waits in its piece for company when the second turns out to be bad.
+            made.engine.run(make_batch(made.engine.model, [draw(3), draw(30)]))
+    inputs = [draw(19, seed=1), draw(2, seed=2)]
+    batch = make_batch(made.engine.model, inputs)
+    made.engine.run(batch)
+    assert_right(made.model, inputs, batch)
+
+
 def test_more_tokens_than_warm_up_was_told_are_refused(make) -> None:
     made = make()
     with pytest.raises(EngineError, match=r"must have at most 200 tokens, .*, has 201$"):
