@@ -20,9 +20,11 @@ from service.engine.cuda_device import CudaDevice
 from service.engine.dispatch import Mode, is_plain, validate_dispatch
 from service.engine.fused import SLOTS, FusedEngine
 from service.engine.gate_up import GateUp
+from service.engine.gpus import gpu_slug
 from service.engine.reference import ReferenceEngine
 from service.engine.weights import Progress, load_model, open_model
 from service.errors import ConfigError
+from service.kernels.dispatch_table import DispatchTable, read_table, table_path
 from service.kernels.launcher import default_launcher
 from service.kernels.library import Library
 
@@ -66,13 +68,25 @@ def create_engine(
     said = describe_plan(plan)
     if plan.backend == "fused":
         gpu = CudaDevice(plan.device)
-        gate_up = GateUp(default_launcher(), source.spec, dispatch, gpu.num_sms)
+        gate_up = bind_kernels(source.spec, dispatch, gpu)
         resident = load_model(source, device=plan.device, progress=progress)
         return FusedEngine(resident, gpu, gate_up), said
     if plan.device.type != "cpu":
         logger.warning("%s", said)
     resident = load_model(source, device=plan.device, progress=progress)
     return ReferenceEngine(resident, plan.device), said
+
+
+def bind_kernels(model: ModelSpec, dispatch: Mode, gpu: CudaDevice) -> GateUp:
+    """This installation's kernels for a model, with what was measured on GPUs of this name.
+
+    Raises:
+        ConfigError: the library has no kernel for the mode.
+        LibraryError: there is no usable library, or the measurements are of another one.
+    """
+    launcher = default_launcher()
+    table = DispatchTable(read_table(table_path(gpu_slug(gpu.name))), launcher.library)
+    return GateUp(launcher, model, dispatch, gpu.num_sms, table)
 
 
 def plan_engine(

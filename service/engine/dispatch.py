@@ -1,11 +1,12 @@
 """Which gate/up kernel a batch runs on: a pure function of the mode, the problem and the library.
 
-    table     what the library chooses
+    table     the fastest one measured on this GPU, else what the library chooses
     paper     the paper's rule: Kernel-2 below 2048 tokens, Kernel-1 from there on
     kernel1   Kernel-1 alone
     kernel2   Kernel-2 alone
 
-Where the library's own choice is of the family asked for, it stands; its table knows more.
+Of the kernel that a rule names, the fastest measured, else the library's own choice if it is one of
+its instances, else the instance whose tiles pad least.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ Mode: TypeAlias = Literal["table", "paper", "kernel1", "kernel2"]
 # Values of the metrics' label `kernel`.
 KERNEL1 = "kernel1"
 KERNEL2 = "kernel2"
-_KERNEL1_PREFIX = "k1_"
 
 # "Tile-Level Activation Overlap for Efficient LLM Inference", 2026: Kernel-1 from M = 2048.
 PAPER_CROSSOVER_TOKENS = 2048
@@ -51,9 +51,9 @@ def is_plain(model: ModelSpec) -> bool:
     return model.dtype is DType.BF16 and model.activation == "silu"
 
 
-def family(name: str) -> str:
-    """`kernel1` or `kernel2`, by a configuration's name."""
-    return KERNEL1 if name.startswith(_KERNEL1_PREFIX) else KERNEL2
+def family(config: KernelConfig) -> str:
+    """`kernel1` or `kernel2`."""
+    return KERNEL1 if config.kernel == 1 else KERNEL2
 
 
 def validate_dispatch(mode: Mode, configs: Sequence[KernelConfig], *, plain: bool) -> None:
@@ -73,7 +73,11 @@ def validate_dispatch(mode: Mode, configs: Sequence[KernelConfig], *, plain: boo
 
 
 def select_kernel(
-    mode: Mode, problem: Problem, configs: Sequence[KernelConfig], chosen: KernelChoice
+    mode: Mode,
+    problem: Problem,
+    configs: Sequence[KernelConfig],
+    chosen: KernelChoice,
+    ranked: Sequence[KernelChoice] = (),
 ) -> KernelChoice:
     """The kernel for a problem; `validate_dispatch` must have passed.
 
@@ -82,17 +86,19 @@ def select_kernel(
         problem: What is computed.
         configs: Every kernel of the library, by id.
         chosen: What the library chooses for the problem.
+        ranked: What was measured for it on this GPU, fastest first.
 
     Returns:
-        `chosen`, or a configuration of another family with raster and swizzle left open.
+        A choice of `ranked`, or `chosen`, or an instance with raster and swizzle left open.
     """
     if mode == "table":
-        return chosen
+        return ranked[0] if ranked else chosen
     wanted: str = mode
     if mode == "paper":
         wanted = KERNEL2 if problem.tokens < PAPER_CROSSOVER_TOKENS else KERNEL1
-    if family(configs[chosen.config].name) == wanted:
-        return chosen
+    for choice in (*ranked, chosen):
+        if family(configs[choice.config]) == wanted:
+            return choice
     candidates = _candidates(wanted, configs, plain=problem.plain)
     return KernelChoice(min(candidates, key=lambda config: _padded_area(config, problem)).id)
 
@@ -104,14 +110,11 @@ def _families(mode: Mode) -> tuple[str, ...]:
 
 
 def _candidates(wanted: str, configs: Sequence[KernelConfig], *, plain: bool) -> list[KernelConfig]:
-    """Kernels of a family that run on the resident layout, compiled for the problem's types."""
-    # Granularity 0 wants weights interleaved in memory; 1 is there to measure the paper's choice.
+    """Instances of a kernel that are there to be chosen, compiled for the problem's types."""
     return [
         config
         for config in configs
-        if family(config.name) == wanted
-        and (wanted == KERNEL1 or config.granularity == 8)
-        and (plain or config.all_types)
+        if family(config) == wanted and not config.comparison and (plain or config.all_types)
     ]
 
 

@@ -16,6 +16,7 @@ from service.engine.dispatch import (
     validate_dispatch,
 )
 from service.engine.weights import TORCH_DTYPES
+from service.kernels.dispatch_table import DispatchTable
 from service.kernels.launcher import ACTIVATIONS, DTYPES, Launcher
 from service.kernels.library import KernelChoice
 
@@ -37,8 +38,22 @@ class ChosenKernel:
 class GateUp:
     """One model's gate/up products."""
 
-    def __init__(self, launcher: Launcher, model: ModelSpec, mode: Mode, num_sms: int) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        model: ModelSpec,
+        mode: Mode,
+        num_sms: int,
+        table: DispatchTable | None = None,
+    ) -> None:
         """Bind.
+
+        Args:
+            launcher: Of the library that has the kernels.
+            model: Whose weights they multiply.
+            mode: Which rule chooses.
+            num_sms: Multiprocessors of the GPU.
+            table: What was measured on this GPU with bf16 and SiLU.
 
         Raises:
             ConfigError: the library has no kernel for the mode.
@@ -48,6 +63,7 @@ class GateUp:
         self._mode = mode
         self._num_sms = num_sms
         self._plain = is_plain(model)
+        self._table = table if self._plain else None
         self._types = {
             "dtype": DTYPES[TORCH_DTYPES[model.dtype]],
             "activation": ACTIVATIONS[model.activation],
@@ -74,9 +90,11 @@ class GateUp:
         self._launcher(x, weight, out, self._model.activation, choice, True)
 
     def _choose(self, tokens: int) -> ChosenKernel:
-        library, size = self._launcher.library, self._model.intermediate_size
-        table = library.select(tokens, size, self._model.hidden_size, self._num_sms, **self._types)
+        library = self._launcher.library
+        size, hidden = self._model.intermediate_size, self._model.hidden_size
+        chosen = library.select(tokens, size, hidden, self._num_sms, **self._types)
+        ranked = () if self._table is None else self._table.ranked(tokens, size, hidden)
         problem = Problem(tokens, size, self._num_sms, self._plain)
-        choice = select_kernel(self._mode, problem, library.configs, table)
-        config = library.configs[choice.config].name
-        return ChosenKernel(choice, family(config), f"{family(config)}/{config}")
+        choice = select_kernel(self._mode, problem, library.configs, chosen, ranked)
+        config = library.configs[choice.config]
+        return ChosenKernel(choice, family(config), f"{family(config)}/{config.name}")

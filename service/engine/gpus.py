@@ -35,6 +35,17 @@ def identify(device: torch.device) -> tuple[Gpu, ...]:
     return (Gpu(device.index or 0, f"GPU-{properties.uuid}"),)
 
 
+def gpu_slug(name: str) -> str:
+    """The name in files: `h200` for NVIDIA H200, `rtx-4090` for NVIDIA GeForce RTX 4090."""
+    kept = []
+    for word in re.split(r"[^a-z0-9]+", name.lower()):
+        if word not in {"nvidia", "geforce", "tesla", "graphics", "device"}:
+            kept.append(word)
+            if any(letter.isdigit() for letter in word):
+                break
+    return "-".join(kept) or "gpu"
+
+
 def _driver_version() -> str:
     if not _DRIVER.exists():
         return "unknown"

@@ -9,12 +9,12 @@ from service.errors import ConfigError
 from service.kernels.library import KernelChoice, KernelConfig
 
 CONFIGS = (
-    KernelConfig(0, "pp_64x256_c1x1", 64, 128, 8, True),
-    KernelConfig(1, "pp_128x192_c2x1", 128, 96, 8, True),
-    KernelConfig(2, "pp_128x192_c2x1_g1", 128, 96, 1, False),
-    KernelConfig(3, "pp_128x192_c2x1_g0", 128, 96, 0, False),
-    KernelConfig(4, "k1_128x128_c2x1", 128, 128, 8, False),
-    KernelConfig(5, "k1_64x128_c1x1", 64, 128, 8, False),
+    KernelConfig(0, 2, "pp_64x256_c1x1", 64, 128, 8, True, False),
+    KernelConfig(1, 2, "pp_128x192_c2x1", 128, 96, 8, True, False),
+    KernelConfig(2, 2, "pp_128x192_c2x1_g1", 128, 96, 1, False, True),
+    KernelConfig(3, 2, "pp_64x64_c2x1_phys", 64, 32, -1, True, True),
+    KernelConfig(4, 1, "k1_128x128_c2x1", 128, 128, 0, False, False),
+    KernelConfig(5, 1, "k1_64x128_c1x1", 64, 128, 0, False, False),
 )
 TODAY = CONFIGS[:4]
 KERNEL2_CHOICE, KERNEL1_CHOICE = KernelChoice(1, 2, 8), KernelChoice(4, 1, 1)
@@ -25,12 +25,14 @@ def problem(tokens: int, *, n: int = 4864, plain: bool = True) -> Problem:
 
 
 def chosen_family(mode: str, tokens: int, chosen: KernelChoice) -> str:
-    return family(CONFIGS[select_kernel(mode, problem(tokens), CONFIGS, chosen).config].name)
+    return family(CONFIGS[select_kernel(mode, problem(tokens), CONFIGS, chosen).config])
 
 
 @pytest.mark.parametrize("chosen", [KERNEL1_CHOICE, KERNEL2_CHOICE])
 @pytest.mark.parametrize("tokens", [1, 2047, 2048, 8192])
-def test_the_table_is_the_librarys_own_choice(tokens: int, chosen: KernelChoice) -> None:
+def test_without_measurements_the_table_is_the_librarys_own_choice(
+    tokens: int, chosen: KernelChoice
+) -> None:
     assert select_kernel("table", problem(tokens), CONFIGS, chosen) is chosen
 
 
@@ -66,13 +68,30 @@ def test_otherwise_the_tile_that_pads_least_is_taken_and_the_library_orders_the_
     assert select_kernel("kernel1", problem(128, n=16896), CONFIGS, KERNEL2_CHOICE).config == 4
 
 
+def test_what_was_measured_comes_first() -> None:
+    ranked = (KernelChoice(5, 1, 2), KernelChoice(0, 2, 1), KernelChoice(4, 1, 1))
+    picked = {
+        mode: select_kernel(mode, problem(64), CONFIGS, KERNEL2_CHOICE, ranked)
+        for mode in ("table", "paper", "kernel1", "kernel2")
+    }
+    assert picked == {
+        "table": ranked[0],
+        "paper": ranked[1],
+        "kernel1": ranked[0],
+        "kernel2": ranked[1],
+    }
+    only = ranked[:1]
+    assert select_kernel("kernel2", problem(64), CONFIGS, KERNEL2_CHOICE, only) is KERNEL2_CHOICE
+
+
 def test_kernels_that_cannot_run_here_are_never_forced() -> None:
     for tokens in (1, 64, 128, 1000, 8192):
         choice = select_kernel("kernel2", problem(tokens), CONFIGS, KERNEL1_CHOICE)
-        assert CONFIGS[choice.config].granularity == 8
+        assert not CONFIGS[choice.config].comparison
         other = problem(tokens, plain=False)
         choice = select_kernel("kernel2", other, CONFIGS, KERNEL1_CHOICE)
         assert CONFIGS[choice.config].all_types
+        assert not CONFIGS[choice.config].comparison
 
 
 @pytest.mark.parametrize("mode", ["paper", "kernel1"])

@@ -17,15 +17,13 @@ import torch
 
 from service.engine.base import Batch, Output
 from service.engine.choose import read_library
-from service.engine.create import create_engine
+from service.engine.create import bind_kernels, create_engine
 from service.engine.cuda_device import CudaDevice
 from service.engine.fused import FusedEngine
-from service.engine.gate_up import GateUp
 from service.engine.weights import ResidentLayer, ResidentModel
 from service.errors import EngineError
 from service.kernels import reference
 from service.kernels.errors import LibraryError
-from service.kernels.launcher import default_launcher
 from tests.checkpoints import mlp_tensors, write_checkpoint
 from tests.engine.batches import answers, make_batch, make_model
 
@@ -62,7 +60,7 @@ def make_engine(dtype: torch.dtype = torch.bfloat16, activation: str = "silu") -
         for layer, weights in model.layers.items()
     }
     device = CudaDevice(torch.device("cuda", 0))
-    gate_up = GateUp(default_launcher(), model.spec, "table", device.num_sms)
+    gate_up = bind_kernels(model.spec, "table", device)
     engine = FusedEngine(ResidentModel(model.spec, layers), device, gate_up)
     engine.warm_up(MAX_TOKENS)
     return engine

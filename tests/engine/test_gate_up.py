@@ -10,6 +10,8 @@ import torch
 from service.engine.base import DType, ModelSpec
 from service.engine.gate_up import GateUp
 from service.errors import ConfigError
+from service.kernels.abi import Raster
+from service.kernels.dispatch_table import DispatchTable, Tuned, TunedSize
 from service.kernels.library import KernelChoice, Library
 from tests.kernels.conftest import host_library  # noqa: F401 - a fixture
 
@@ -42,8 +44,9 @@ def test_what_is_launched_is_what_the_library_would_choose_and_what_is_said(
     assert launcher.calls == [(x, weight, out, "silu", choice, True)]
     chosen = gate_up.choose(tokens)
     assert chosen.choice == choice
-    assert chosen.name == f"kernel2/{launcher.library.configs[choice.config].name}"
-    assert chosen.family == "kernel2"
+    config = launcher.library.configs[choice.config]
+    assert chosen.family == f"kernel{config.kernel}"
+    assert chosen.name == f"{chosen.family}/{config.name}"
     assert gate_up.choose(tokens) is chosen
 
 
@@ -62,8 +65,33 @@ def test_dtype_and_activation_reach_the_librarys_choice(
     assert asked == {"dtype": 1, "activation": 2, "sizes": (5, 4864, 896, 99)}
 
 
+def measured(library: Library) -> DispatchTable:
+    """Kernel-1 is the fastest at 100 tokens and more."""
+    ranked = (Tuned("k1_128x128_c2x1", "along_n", 8, 1.0), Tuned("pp_64x256_c1x1", "along_m", 1, 2))
+    sizes = [TunedSize(896, 4864, 99, ranked[1:]), TunedSize(896, 4864, 8192, ranked)]
+    return DispatchTable(sizes, library)
+
+
+def test_what_was_measured_on_this_gpu_is_used(launcher: FakeLauncher) -> None:
+    gate_up = GateUp(launcher, MODEL, "table", 132, measured(launcher.library))
+    assert gate_up.choose(64).name == "kernel2/pp_64x256_c1x1"
+    chosen = gate_up.choose(100)
+    assert (chosen.name, chosen.family) == ("kernel1/k1_128x128_c2x1", "kernel1")
+    assert (chosen.choice.raster, chosen.choice.swizzle) == (Raster.ALONG_N, 8)
+    forced = GateUp(launcher, MODEL, "kernel2", 132, measured(launcher.library))
+    assert forced.choose(100).name == "kernel2/pp_64x256_c1x1"
+
+
+def test_measurements_with_other_types_say_nothing(launcher: FakeLauncher) -> None:
+    model = replace(MODEL, activation="relu")
+    gate_up = GateUp(launcher, model, "table", 132, measured(launcher.library))
+    assert gate_up.choose(100).family == "kernel2"
+
+
 def test_a_mode_without_kernels_is_refused_before_anything_is_loaded(
-    launcher: FakeLauncher,
+    launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    others = tuple(config for config in launcher.library.configs if config.kernel == 2)
+    monkeypatch.setattr(launcher.library, "configs", others)
     with pytest.raises(ConfigError, match=r"dispatch: .* has no Kernel-1, is 'paper'"):
         GateUp(launcher, MODEL, "paper", 132)
