@@ -28,7 +28,6 @@ from service.engine.known_answers import KnownAnswers
 from service.engine.peaks import peak_flops
 from service.engine.slot import Seconds, Slot
 from service.engine.staging import DIRECT_BYTES
-from service.engine.tensors import as_rows
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
 
@@ -177,31 +176,26 @@ class FusedEngine:
                 f"batch: must have at most {slot.capacity} tokens, which warm_up was told, "
                 f"has {tokens}"
             )
-        hidden, width = self.model.hidden_size, self.model.width(batch.output)
-        inputs = [as_rows(s.input, s.input_dtype, hidden) for s in batch.segments]
-        outputs = [as_rows(s.output, s.output_dtype, width) for s in batch.segments]
         bucket = find_bucket(self._buckets[batch.output], tokens)
-        if bucket is None:
-            seconds, host_s = self._run_large(slot, batch, inputs, outputs)
-        else:
-            slot.upload.fill_piece(inputs)
-            with self._submitting:
-                slot.graphs[batch.layer, batch.output, bucket]()
-                slot.done.record()
-            slot.done.synchronize()
-            arrived = time.perf_counter()
-            slot.download.empty_piece(outputs)
-            host_s = time.perf_counter() - arrived
-            seconds = slot.graph_timers.read(batch.output)
+        run = self._run_large if bucket is None else self._run_graph
+        seconds, host_s = run(slot, batch, bucket or tokens)
         return self._report(batch.output, bucket or tokens, seconds, host_s)
 
-    def _run_large(
-        self, slot: Slot, batch: Batch, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> tuple[Seconds, float]:
-        device, timers, tokens = self._device, slot.timers, batch.tokens
+    def _run_graph(self, slot: Slot, batch: Batch, bucket: int) -> tuple[Seconds, float]:
+        slot.upload.fill_piece(batch.segments)
+        with self._submitting:
+            slot.graphs[batch.layer, batch.output, bucket]()
+            slot.done.record()
+        slot.done.synchronize()
+        arrived = time.perf_counter()
+        slot.download.empty_piece(batch.segments, self.model.width(batch.output))
+        return slot.graph_timers.read(batch.output), time.perf_counter() - arrived
+
+    def _run_large(self, slot: Slot, batch: Batch, tokens: int) -> tuple[Seconds, float]:
+        device, timers = self._device, slot.timers
         with device.on(device.h2d):
             timers.begin.record()
-            slot.upload.send(inputs, slot.x[:tokens])
+            slot.upload.send(batch.segments, slot.x[:tokens])
             timers.arrived.record()
         with self._submitting:
             device.compute.wait_event(timers.arrived)
@@ -211,7 +205,7 @@ class FusedEngine:
         with device.on(device.d2h):
             device.d2h.wait_event(slot.done)
             result = slot.result(batch.output, tokens)
-            host_s = slot.download.receive(result, outputs, timers.end)
+            host_s = slot.download.receive(result, batch.segments, timers.end)
         return timers.read(batch.output), host_s
 
     def _report(self, output: Output, tokens: int, seconds: Seconds, host_s: float) -> BatchReport:

@@ -15,13 +15,18 @@ from itertools import accumulate
 
 import torch
 
+from service.engine.base import DType, Segment
 from service.engine.cuda_device import CudaDevice
+from service.engine.tensors import as_rows
+from service.engine.weights import TORCH_DTYPES
 
 # Stays in a core's cache between the copy that fills it and the one that empties it.
 PIECE_BYTES = 2 << 20
 PIECES = 4
 # Smaller inputs share a piece and its one copy: 3 µs of host time each, a memcpy of 64 KiB takes 5.
 DIRECT_BYTES = 64 << 10
+# So many bytes are copied by Python itself: torch lets others run meanwhile, but wants 8 µs more.
+_PLAIN_BYTES = DIRECT_BYTES
 
 
 class Pieces:
@@ -29,6 +34,7 @@ class Pieces:
 
     Attributes:
         events: One for each piece, recorded behind the last copy from or to it.
+        views: The bytes of each piece.
     """
 
     def __init__(self, device: CudaDevice, dtype: torch.dtype, widest: int) -> None:
@@ -40,8 +46,9 @@ class Pieces:
             widest: Columns of the widest row; a piece holds at least one.
         """
         nbytes = max(PIECE_BYTES, -(-widest * dtype.itemsize // 64) * 64)
-        whole = device.pinned(PIECES * nbytes)
-        self._flat: list[torch.Tensor] = [part.view(dtype) for part in torch.split(whole, nbytes)]
+        parts = torch.split(device.pinned(PIECES * nbytes), nbytes)
+        self._flat: list[torch.Tensor] = [part.view(dtype) for part in parts]
+        self.views: list[memoryview] = [part.numpy().data for part in parts]
         self.events = [device.event() for _ in range(PIECES)]
 
     def capacity(self, width: int) -> int:
@@ -56,60 +63,93 @@ class Pieces:
 class Upload:
     """Copies the rows of a batch to consecutive rows of one device tensor."""
 
-    def __init__(self, device: CudaDevice, dtype: torch.dtype, width: int) -> None:
-        self.pieces = Pieces(device, dtype, width)
+    def __init__(self, device: CudaDevice, dtype: DType, width: int) -> None:
+        """Pin the pieces.
+
+        Args:
+            device: The GPU.
+            dtype: The resident type.
+            width: Columns of a row.
+        """
+        self.pieces = Pieces(device, TORCH_DTYPES[dtype], width)
         self._device = device
         self._dtype = dtype
         self._width = width
+        self._row_bytes = width * dtype.itemsize
         self._capacity = self.pieces.capacity(width)
         self._piece = 0
         self._filled = 0
 
-    def fill_piece(self, inputs: Sequence[torch.Tensor]) -> None:
+    def fill_piece(self, segments: Sequence[Segment]) -> None:
         """All rows into the first piece, which holds them; for a graph that copies it."""
         first = 0
-        for rows in inputs:
-            self.pieces.rows(0, first + len(rows), self._width)[first:].copy_(rows)
-            first += len(rows)
+        for segment in segments:
+            self._fill(0, first, segment)
+            first += segment.tokens
 
-    def send(self, inputs: Sequence[torch.Tensor], x: torch.Tensor) -> None:
+    def send(self, segments: Sequence[Segment], x: torch.Tensor) -> None:
         """Enqueue the copies on the current stream.
 
         Args:
-            inputs: Host rows, [tokens, width] each, of any type; they must stay until the stream
-                has got here.
+            segments: Their inputs must stay until the stream has got here.
             x: [tokens of all, width] on the device.
         """
         first = 0
-        for rows in inputs:
-            if self._is_direct(rows):
-                self._flush(x, first)
-                x[first : first + len(rows)].copy_(rows, non_blocking=True)
+        for segment in segments:
+            tokens = segment.tokens
+            if tokens * self._row_bytes < DIRECT_BYTES and tokens <= self._capacity:
+                if self._filled + tokens > self._capacity:
+                    self._flush(x, first)
+                self._claim()
+                self._fill(self._piece, self._filled, segment)
+                self._filled += tokens
             else:
-                self._stage(rows, x, first)
-            first += len(rows)
+                self._send_large(segment, x, first)
+            first += tokens
         self._flush(x, first)
 
-    def _is_direct(self, rows: torch.Tensor) -> bool:
-        return (
-            rows.dtype == self._dtype
-            and rows.numel() * rows.itemsize >= DIRECT_BYTES
+    def reset(self) -> None:
+        """Forget a batch that failed half way; the device must be idle."""
+        self._filled = 0
+
+    def _fill(self, piece: int, first: int, segment: Segment) -> None:
+        """A whole segment into rows of a piece."""
+        if segment.input_dtype is self._dtype:
+            begin = first * self._row_bytes
+            view = self.pieces.views[piece]
+            view[begin : begin + segment.input.nbytes] = segment.input.cast("B")
+        else:
+            rows = self.pieces.rows(piece, first + segment.tokens, self._width)[first:]
+            rows.copy_(as_rows(segment.input, segment.input_dtype, self._width))
+
+    def _send_large(self, segment: Segment, x: torch.Tensor, first: int) -> None:
+        rows = as_rows(segment.input, segment.input_dtype, self._width)
+        if (
+            segment.input_dtype is self._dtype
+            and segment.input.nbytes >= DIRECT_BYTES
             and self._device.is_pinned(rows)
-        )
+        ):
+            self._flush(x, first)
+            x[first : first + len(rows)].copy_(rows, non_blocking=True)
+        else:
+            self._stage(rows, x, first)
 
     def _stage(self, rows: torch.Tensor, x: torch.Tensor, first: int) -> None:
         done = 0
         while done < len(rows):
             if self._filled == self._capacity:
                 self._flush(x, first + done)
-            if self._filled == 0:
-                # The piece may still be read by the copy before last.
-                self.pieces.events[self._piece].synchronize()
+            self._claim()
             count = min(self._capacity - self._filled, len(rows) - done)
             piece = self.pieces.rows(self._piece, self._filled + count, self._width)
             piece[self._filled :].copy_(rows[done : done + count])
             self._filled += count
             done += count
+
+    def _claim(self) -> None:
+        if self._filled == 0:
+            # The piece may still be read by its last copy.
+            self.pieces.events[self._piece].synchronize()
 
     def _flush(self, x: torch.Tensor, end: int) -> None:
         """Send what the piece holds to the rows of x that end at `end`."""
@@ -121,33 +161,36 @@ class Upload:
         self._piece = (self._piece + 1) % PIECES
         self._filled = 0
 
-    def reset(self) -> None:
-        """Forget a batch that failed half way; the device must be idle."""
-        self._filled = 0
-
 
 class Download:
     """Copies consecutive rows of one device tensor into the answers of a batch."""
 
-    def __init__(self, device: CudaDevice, dtype: torch.dtype, widest: int) -> None:
-        self.pieces = Pieces(device, dtype, widest)
+    def __init__(self, device: CudaDevice, dtype: DType, widest: int) -> None:
+        """Pin the pieces.
 
-    def empty_piece(self, outputs: Sequence[torch.Tensor]) -> None:
+        Args:
+            device: The GPU.
+            dtype: The resident type.
+            widest: Columns of the widest answer.
+        """
+        self.pieces = Pieces(device, TORCH_DTYPES[dtype], widest)
+        self._dtype = dtype
+
+    def empty_piece(self, segments: Sequence[Segment], width: int) -> None:
         """All answers out of the first piece, which a graph has filled."""
-        width = outputs[0].shape[1]
         first = 0
-        for rows in outputs:
-            rows.copy_(self.pieces.rows(0, first + len(rows), width)[first:])
-            first += len(rows)
+        for segment in segments:
+            self._deliver(0, first, segment, 0, segment.tokens, width)
+            first += segment.tokens
 
     def receive(
-        self, source: torch.Tensor, outputs: Sequence[torch.Tensor], end: torch.cuda.Event
+        self, source: torch.Tensor, segments: Sequence[Segment], end: torch.cuda.Event
     ) -> float:
         """Copy on the current stream, and wait until every answer is complete.
 
         Args:
-            source: [tokens, width] on the device, of the resident type.
-            outputs: Host rows, [tokens, width] each, of any type.
+            source: [tokens of all, width] on the device, of the resident type.
+            segments: Whose outputs are filled.
             end: Recorded behind the last copy, and waited for.
 
         Returns:
@@ -156,15 +199,14 @@ class Download:
         tokens, width = source.shape
         capacity = self.pieces.capacity(width)
         blocks = [(first, min(first + capacity, tokens)) for first in range(0, tokens, capacity)]
-        starts = [0, *accumulate(map(len, outputs))]
+        starts = [0, *accumulate(segment.tokens for segment in segments)]
         for index in range(min(PIECES, len(blocks))):
             self._fetch(index, source, *blocks[index], end)
         for index, (first, last) in enumerate(blocks):
             self.pieces.events[index % PIECES].synchronize()
             arrived = time.perf_counter()
-            piece = self.pieces.rows(index % PIECES, last - first, width)
-            for rows, part in _parts(outputs, starts, first, last):
-                rows.copy_(piece[part])
+            for part, row, count, at in _parts(starts, first, last):
+                self._deliver(index % PIECES, at, segments[part], row, count, width)
             if index + PIECES < len(blocks):
                 self._fetch(index + PIECES, source, *blocks[index + PIECES], end)
         end.synchronize()
@@ -180,25 +222,35 @@ class Download:
         if last == len(source):
             end.record()
 
+    def _deliver(  # noqa: PLR0917 - called for every segment
+        self, piece: int, at: int, segment: Segment, row: int, count: int, width: int
+    ) -> None:
+        """Copy `count` rows, from row `at` of a piece to row `row` of a segment's output."""
+        nbytes = width * self._dtype.itemsize
+        if segment.output_dtype is self._dtype and count * nbytes < _PLAIN_BYTES:
+            source = self.pieces.views[piece][at * nbytes : (at + count) * nbytes]
+            segment.output.cast("B")[row * nbytes : (row + count) * nbytes] = source
+        else:
+            rows = as_rows(segment.output, segment.output_dtype, width)
+            rows[row : row + count].copy_(self.pieces.rows(piece, at + count, width)[at:])
 
-def _parts(
-    outputs: Sequence[torch.Tensor], starts: Sequence[int], first: int, end: int
-) -> Iterator[tuple[torch.Tensor, slice]]:
-    """Which rows of which answers the batch's rows from `first` to `end` are.
+
+def _parts(starts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+    """Which rows of which segments the batch's rows from `first` up to `last` are.
 
     Args:
-        outputs: The answers.
-        starts: Row of the batch at which each begins, and the number of rows.
+        starts: Row of the batch at which each segment begins, and the number of rows.
         first: Row of the batch.
-        end: One behind the last.
+        last: One behind the last.
 
     Yields:
-        Rows of an answer, and where they are, counted from `first`.
+        Index of a segment, the first of its rows, their number, and where they are, counted from
+        `first`.
     """
     index = bisect_right(starts, first) - 1
     row = first
-    while row < end:
-        begin, until = starts[index], min(end, starts[index + 1])
-        yield outputs[index][row - begin : until - begin], slice(row - first, until - first)
+    while row < last:
+        until = min(last, starts[index + 1])
+        yield index, row - starts[index], until - row, row - first
         row = until
         index += 1

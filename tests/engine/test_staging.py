@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from service.engine import staging
+from service.engine.base import DType, Segment
 from service.engine.staging import DIRECT_BYTES, PIECES, Download, Pieces, Upload
+from service.engine.tensors import as_rows
+from tests.engine.batches import WIRE, make_segment, to_bytes
 from tests.engine.fake_device import FakeDevice, FakeEvent
 
 WIDTH = 6
@@ -31,6 +35,14 @@ def draw(counts: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> list[tor
     return [part.to(dtype) for part in torch.split(whole, list(counts))]
 
 
+def segments_of(inputs: Sequence[torch.Tensor], output_dtype: DType = DType.BF16) -> list[Segment]:
+    return [make_segment(rows, WIDTH, output_dtype) for rows in inputs]
+
+
+def outputs_of(segments: Sequence[Segment]) -> list[torch.Tensor]:
+    return [as_rows(segment.output, segment.output_dtype, WIDTH) for segment in segments]
+
+
 COUNTS = [(1,), (5,), (6,), (1, 1, 1), (4, 4), (1, 40, 2, 1), (17, 1, 30), (2,) * 30]
 
 
@@ -39,10 +51,10 @@ COUNTS = [(1,), (5,), (6,), (1, 1, 1), (4, 4), (1, 40, 2, 1), (17, 1, 30), (2,) 
 def test_rows_arrive_in_order_whatever_their_type(
     device: FakeDevice, counts: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    upload = Upload(device, torch.bfloat16, WIDTH)
+    upload = Upload(device, DType.BF16, WIDTH)
     for _ in range(2):
         x = torch.full((sum(counts), WIDTH), torch.nan, dtype=torch.bfloat16)
-        upload.send(draw(counts, dtype), x)
+        upload.send(segments_of(draw(counts, dtype)), x)
         assert torch.equal(x, torch.cat(draw(counts)))
 
 
@@ -51,19 +63,19 @@ def test_rows_arrive_in_order_whatever_their_type(
 def test_answers_are_dealt_out_in_order(
     device: FakeDevice, counts: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    download = Download(device, torch.bfloat16, WIDTH)
+    download = Download(device, DType.BF16, WIDTH)
     source = torch.cat(draw(counts))
-    outputs = [torch.full((count, WIDTH), torch.nan, dtype=dtype) for count in counts]
+    segments = segments_of(draw(counts), WIRE[dtype])
     end = FakeEvent()
-    assert download.receive(source, outputs, end) >= 0
+    assert download.receive(source, segments, end) >= 0
     assert (end.records, end.waited_for) == (1, 1)
-    for rows, expected in zip(outputs, draw(counts, dtype), strict=True):
+    for rows, expected in zip(outputs_of(segments), draw(counts, dtype), strict=True):
         assert torch.equal(rows, expected)
 
 
 def test_small_inputs_share_a_copy(device: FakeDevice) -> None:
-    upload = Upload(device, torch.bfloat16, WIDTH)
-    upload.send(draw((1, 1, 2)), torch.empty(4, WIDTH, dtype=torch.bfloat16))
+    upload = Upload(device, DType.BF16, WIDTH)
+    upload.send(segments_of(draw((1, 1, 2))), torch.empty(4, WIDTH, dtype=torch.bfloat16))
     assert [event.records for event in upload.pieces.events] == [1, 0, 0, 0]
 
 
@@ -71,9 +83,9 @@ def test_large_pinned_inputs_go_from_where_they_are(device: FakeDevice) -> None:
     rows = -(-DIRECT_BYTES // (2 * WIDTH))
     counts = (1, rows, 2, rows, rows - 1)
     device.pin = True
-    upload = Upload(device, torch.bfloat16, WIDTH)
+    upload = Upload(device, DType.BF16, WIDTH)
     x = torch.full((sum(counts), WIDTH), torch.nan, dtype=torch.bfloat16)
-    upload.send(draw(counts), x)
+    upload.send(segments_of(draw(counts)), x)
     assert torch.equal(x, torch.cat(draw(counts)))
     # One piece each around the large ones; then what is one row short of large.
     assert sum(event.records for event in upload.pieces.events) == 2 + -(-(rows - 1) // 5)
@@ -83,29 +95,40 @@ def test_large_pinned_inputs_go_from_where_they_are(device: FakeDevice) -> None:
 def test_others_never_do(device: FakeDevice, pin: bool, dtype: torch.dtype) -> None:
     rows = DIRECT_BYTES // WIDTH
     device.pin = pin
-    upload = Upload(device, torch.bfloat16, WIDTH)
-    upload.send(draw((rows,), dtype), torch.empty(rows, WIDTH, dtype=torch.bfloat16))
+    upload = Upload(device, DType.BF16, WIDTH)
+    upload.send(segments_of(draw((rows,), dtype)), torch.empty(rows, WIDTH, dtype=torch.bfloat16))
     assert sum(event.records for event in upload.pieces.events) == -(-rows // 5)
 
 
 class Guarded(Pieces):
     """Refuses a piece whose last copy was not waited for."""
 
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self._bytes, self.views = self.views, self
+
+    def __getitem__(self, piece: int) -> memoryview:
+        self._check(piece)
+        return self._bytes[piece]
+
     def rows(self, piece: int, count: int, width: int) -> torch.Tensor:
+        self._check(piece)
+        return super().rows(piece, count, width)
+
+    def _check(self, piece: int) -> None:
         event = self.events[piece]
         assert isinstance(event, FakeEvent)
         assert event.waited_for == event.records, f"piece {piece} is still being copied"
-        return super().rows(piece, count, width)
 
 
 def test_a_piece_is_filled_again_only_after_its_copy(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "Pieces", Guarded)
-    upload = Upload(device, torch.bfloat16, WIDTH)
+    upload = Upload(device, DType.BF16, WIDTH)
     rows = 5 * PIECES * 3 + 1
-    for _ in range(2):
-        upload.send(draw((rows,)), torch.empty(rows, WIDTH, dtype=torch.bfloat16))
+    for counts in ((rows,), (1,) * rows):
+        upload.send(segments_of(draw(counts)), torch.empty(rows, WIDTH, dtype=torch.bfloat16))
     assert [event.records for event in upload.pieces.events] == [7, 7, 6, 6]
 
 
@@ -114,34 +137,52 @@ def test_a_piece_is_fetched_again_only_after_it_was_emptied(
 ) -> None:
     monkeypatch.setattr(staging, "Pieces", Guarded)
     rows = 5 * PIECES * 3 + 1
-    outputs = [torch.empty(rows, WIDTH, dtype=torch.bfloat16)]
-    Download(device, torch.bfloat16, WIDTH).receive(torch.cat(draw((rows,))), outputs, FakeEvent())
-    assert torch.equal(outputs[0], torch.cat(draw((rows,))))
+    for counts in ((rows,), (1,) * rows):
+        segments = segments_of(draw(counts))
+        source = torch.cat(draw(counts))
+        Download(device, DType.BF16, WIDTH).receive(source, segments, FakeEvent())
+        assert torch.equal(torch.cat(outputs_of(segments)), source)
 
 
 def test_a_batch_that_failed_half_way_leaves_no_rows_behind(device: FakeDevice) -> None:
-    upload = Upload(device, torch.bfloat16, WIDTH)
+    upload = Upload(device, DType.BF16, WIDTH)
+    bad = segments_of([torch.zeros(2, WIDTH + 1)])
     with pytest.raises(RuntimeError):
-        upload.send([*draw((2,)), torch.empty(2, WIDTH + 1)], torch.empty(4, WIDTH))
+        upload.send([*segments_of(draw((2,))), *bad], torch.empty(4, WIDTH))
     upload.reset()
     x = torch.empty(1, WIDTH, dtype=torch.bfloat16)
-    upload.send(draw((1,)), x)
+    upload.send(segments_of(draw((1,))), x)
     assert torch.equal(x, draw((1,))[0])
 
 
 def test_a_row_wider_than_a_piece_gets_a_larger_piece(device: FakeDevice) -> None:
-    upload = Upload(device, torch.bfloat16, 100)
+    upload = Upload(device, DType.BF16, 100)
     rows = torch.arange(300, dtype=torch.float32).view(3, 100) % 251
     x = torch.empty(3, 100, dtype=torch.bfloat16)
-    upload.send([rows], x)
+    upload.send([make_segment(rows, 100, DType.BF16)], x)
     assert torch.equal(x.float(), rows)
 
 
 def test_the_first_piece_carries_a_small_batch_for_a_graph(device: FakeDevice) -> None:
-    upload, download = (kind(device, torch.bfloat16, WIDTH) for kind in (Upload, Download))
-    upload.fill_piece(draw((1, 2, 1), torch.float32))
-    assert torch.equal(upload.pieces.rows(0, 4, WIDTH), torch.cat(draw((4,))))
-    download.pieces.rows(0, 4, WIDTH).copy_(torch.cat(draw((4,))))
-    outputs = [torch.empty(count, WIDTH) for count in (3, 1)]
-    download.empty_piece(outputs)
-    assert torch.equal(torch.cat(outputs), torch.cat(draw((4,), torch.float32)))
+    upload = Upload(device, DType.BF16, WIDTH)
+    upload.fill_piece(segments_of([*draw((1, 2), torch.float32), torch.ones(1, WIDTH).bfloat16()]))
+    expected = torch.cat([*draw((3,)), torch.ones(1, WIDTH).bfloat16()])
+    assert torch.equal(upload.pieces.rows(0, 4, WIDTH), expected)
+    download = Download(device, DType.BF16, WIDTH)
+    download.pieces.rows(0, 4, WIDTH).copy_(expected)
+    segments = [*segments_of(draw((3,))), *segments_of(draw((1,)), DType.FP32)]
+    download.empty_piece(segments, WIDTH)
+    assert torch.equal(torch.cat(outputs_of(segments)), expected.float())
+
+
+def test_a_body_at_an_odd_address_is_read_as_it_is(device: FakeDevice) -> None:
+    """Behind a v2 header of odd length."""
+    (rows,) = draw((3,))
+    memory = bytearray(1 + rows.nbytes)
+    memory[1:] = to_bytes(rows)
+    (segment,) = segments_of([rows])
+    odd = replace(segment, input=memoryview(memory)[1:])
+    upload = Upload(device, DType.BF16, WIDTH)
+    x = torch.empty(3, WIDTH, dtype=torch.bfloat16)
+    upload.send([odd], x)
+    assert torch.equal(x, rows)
