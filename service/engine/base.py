@@ -105,7 +105,8 @@ class BatchReport:
     """What the engine did with one batch.
 
     Attributes:
-        kernel: Name of the gate/up kernel that ran, for `X-MLP-Kernel`.
+        kernel: The gate/up kernel that ran, as clients see it in `X-MLP-Kernel`; may say more than
+            the names in `kernels`, such as its tile.
         kernels: Seconds of device time per kernel launched, in launch order.
         stages: Seconds per stage of the batch: `h2d`, `compute`, `d2h`.
         busy_s: Seconds the device was busy with this batch.

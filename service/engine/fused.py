@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -28,14 +27,16 @@ from service.engine.known_answers import KnownAnswers
 from service.engine.peaks import peak_flops
 from service.engine.slot import Seconds, Slot
 from service.engine.staging import DIRECT_BYTES
+from service.engine.warm_up import capture, load_kernels, prepare_threads
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
 DOWN = "down"
-# One batch on its way in, one computing, one on its way out.
-SLOTS = 3
+# One batch computes while another is copied. A third was measured to be in the way on an H200 host:
+# its thread wants the interpreter too (512 rows of 0.5B: 1481 batches/s with two, 1209 with three).
+SLOTS = 2
 
 
 class FusedEngine:
@@ -125,9 +126,15 @@ class FusedEngine:
             self._buckets = plan_buckets(self.model, max_batch_tokens, self._count)
             largest = max((max_batch_tokens, *(b[-1] for b in self._buckets.values() if b)))
             slots = [Slot(self._device, self.model, largest) for _ in range(self._count)]
-            self._prepare_threads(slots[0])
-            self._load_kernels(slots[0], max_batch_tokens)
-            graphs = sum(self._capture(slot) for slot in slots)
+            weights = self._resident.layers[self.model.layers[0]]
+            prepare_threads(self._device, slots, weights)
+            load_kernels(
+                self._device, slots[0], self._gate_up, weights, self._buckets, max_batch_tokens
+            )
+            graphs = sum(
+                capture(self._device, slot, self._gate_up, self._resident, self._buckets)
+                for slot in slots
+            )
         for slot in slots:
             self._slots.put(slot)
         self._known_answers.record(self._resident)
@@ -223,59 +230,6 @@ class FusedEngine:
             },
             busy_s=seconds.compute,
         )
-
-    def _prepare_threads(self, slot: Slot) -> None:
-        """Have as many cuBLAS handles with a workspace as there are threads in `run`.
-
-        torch makes one per thread at its first product; a thread that ends leaves its own behind
-        for the next, so these are what the engine's threads will find.
-        """
-        weights = self._resident.layers[self.model.layers[0]]
-        together = threading.Barrier(self._count)
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self._device.enter()
-                together.wait()
-                with self._submitting:
-                    torch.mm(slot.gated[:1], weights.down.T, out=slot.answer[:1])
-                together.wait()
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                errors.append(error)
-                together.abort()
-
-        threads = [threading.Thread(target=work) for _ in range(self._count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-
-    def _load_kernels(self, slot: Slot, max_batch_tokens: int) -> None:
-        """Run every size class once: kernels are loaded at first use, which a capture forbids."""
-        sizes = {bucket for buckets in self._buckets.values() for bucket in buckets}
-        size = 1
-        while size < max_batch_tokens:
-            sizes |= {size, size + size // 2}
-            size *= 2
-        sizes = {size for size in sizes if size <= slot.capacity} | {max_batch_tokens}
-        weights = self._resident.layers[self.model.layers[0]]
-        slot.x.zero_()
-        for tokens in sorted(sizes):
-            for output in Output:
-                slot.compute(self._gate_up, weights, output, tokens, slot.timers)
-        self._device.synchronize()
-
-    def _capture(self, slot: Slot) -> int:
-        """Capture every graph of a slot; returns how many."""
-        for layer, weights in self._resident.layers.items():
-            for output, buckets in self._buckets.items():
-                for bucket in buckets:
-                    enqueue = partial(slot.enqueue_small, self._gate_up, weights, output, bucket)
-                    slot.graphs[layer, output, bucket] = self._device.capture(enqueue)
-        return len(slot.graphs)
 
     def _run_row(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """The whole MLP of one FP32 row, on the path of every batch."""

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from service.engine.base import DType, Segment
@@ -25,8 +26,8 @@ PIECE_BYTES = 2 << 20
 PIECES = 4
 # Smaller inputs share a piece and its one copy: 3 µs of host time each, a memcpy of 64 KiB takes 5.
 DIRECT_BYTES = 64 << 10
-# So many bytes are copied by Python itself: torch lets others run meanwhile, but wants 8 µs more.
-_PLAIN_BYTES = DIRECT_BYTES
+# From here on other threads get the interpreter while bytes are copied.
+_LONG_BYTES = 64 << 10
 
 
 class Pieces:
@@ -114,41 +115,40 @@ class Upload:
 
     def _fill(self, piece: int, first: int, segment: Segment) -> None:
         """A whole segment into rows of a piece."""
+        self._fill_part(piece, first, segment, 0, segment.tokens)
+
+    def _fill_part(self, piece: int, at: int, segment: Segment, row: int, count: int) -> None:
+        """`count` rows of a segment, from `row` on, into rows of a piece from `at` on."""
         if segment.input_dtype is self._dtype:
-            begin = first * self._row_bytes
-            view = self.pieces.views[piece]
-            view[begin : begin + segment.input.nbytes] = segment.input.cast("B")
+            size = self._row_bytes
+            target = self.pieces.views[piece][at * size : (at + count) * size]
+            source = segment.input.cast("B")[row * size : (row + count) * size]
+            _copy_bytes(target, source)
         else:
-            rows = self.pieces.rows(piece, first + segment.tokens, self._width)[first:]
-            rows.copy_(as_rows(segment.input, segment.input_dtype, self._width))
+            rows = as_rows(segment.input, segment.input_dtype, self._width)[row : row + count]
+            target_rows = self.pieces.rows(piece, at + count, self._width)[at:]
+            target_rows.copy_(rows)
 
     def _send_large(self, segment: Segment, x: torch.Tensor, first: int) -> None:
-        rows = as_rows(segment.input, segment.input_dtype, self._width)
-        if (
-            segment.input_dtype is self._dtype
-            and segment.input.nbytes >= DIRECT_BYTES
-            and self._device.is_pinned(rows)
-        ):
-            self._flush(x, first)
-            x[first : first + len(rows)].copy_(rows, non_blocking=True)
-        else:
-            self._stage(rows, x, first)
-
-    def _stage(self, rows: torch.Tensor, x: torch.Tensor, first: int) -> None:
+        if segment.input_dtype is self._dtype and segment.input.nbytes >= DIRECT_BYTES:
+            rows = as_rows(segment.input, segment.input_dtype, self._width)
+            if self._device.is_pinned(rows):
+                self._flush(x, first)
+                x[first : first + len(rows)].copy_(rows, non_blocking=True)
+                return
         done = 0
-        while done < len(rows):
+        while done < segment.tokens:
             if self._filled == self._capacity:
                 self._flush(x, first + done)
             self._claim()
-            count = min(self._capacity - self._filled, len(rows) - done)
-            piece = self.pieces.rows(self._piece, self._filled + count, self._width)
-            piece[self._filled :].copy_(rows[done : done + count])
+            count = min(self._capacity - self._filled, segment.tokens - done)
+            self._fill_part(self._piece, self._filled, segment, done, count)
             self._filled += count
             done += count
 
     def _claim(self) -> None:
+        """The piece may still be read by its last copy."""
         if self._filled == 0:
-            # The piece may still be read by its last copy.
             self.pieces.events[self._piece].synchronize()
 
     def _flush(self, x: torch.Tensor, end: int) -> None:
@@ -226,13 +226,22 @@ class Download:
         self, piece: int, at: int, segment: Segment, row: int, count: int, width: int
     ) -> None:
         """Copy `count` rows, from row `at` of a piece to row `row` of a segment's output."""
-        nbytes = width * self._dtype.itemsize
-        if segment.output_dtype is self._dtype and count * nbytes < _PLAIN_BYTES:
-            source = self.pieces.views[piece][at * nbytes : (at + count) * nbytes]
-            segment.output.cast("B")[row * nbytes : (row + count) * nbytes] = source
+        if segment.output_dtype is self._dtype:
+            size = width * self._dtype.itemsize
+            source = self.pieces.views[piece][at * size : (at + count) * size]
+            target = segment.output.cast("B")[row * size : (row + count) * size]
+            _copy_bytes(target, source)
         else:
-            rows = as_rows(segment.output, segment.output_dtype, width)
-            rows[row : row + count].copy_(self.pieces.rows(piece, at + count, width)[at:])
+            rows = as_rows(segment.output, segment.output_dtype, width)[row : row + count]
+            rows.copy_(self.pieces.rows(piece, at + count, width)[at:])
+
+
+def _copy_bytes(target: memoryview, source: memoryview) -> None:
+    if len(source) < _LONG_BYTES:
+        target[:] = source
+    else:
+        # numpy copies without the interpreter's lock, and unlike torch in this thread alone.
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def _parts(starts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
