@@ -90,6 +90,7 @@ def serve(**flags: Any) -> None:  # noqa: ANN401 - typed by settings_flags
             device=settings.device,
             backend=settings.backend,
             dispatch=settings.dispatch,
+            autotune=settings.autotune,
             max_batch_tokens=settings.max_batch_tokens,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
@@ -282,7 +283,7 @@ def bench_kernels(
     from service.bench.kernel_tune import run_tune
     from service.bench.kernel_variants import parse_variants
     from service.bench.kernels import run_kernel_bench
-    from service.bench.timing import Steadiness
+    from service.kernels.timing import Steadiness
 
     options = KernelBenchOptions(
         models=parse_models(models),

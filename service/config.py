@@ -67,8 +67,14 @@ class Settings(BaseSettings):
     )
     dispatch: Literal["table", "paper", "kernel1", "kernel2"] = Field(
         default="table",
-        description="Which fused kernel a batch runs on: by the library's own choice (`table`), by "
-        "the `paper`'s rule (Kernel-2 below 2048 tokens, else Kernel-1), or always the same.",
+        description="Which fused kernel a batch runs on: the fastest one measured (`table`; the "
+        "library's estimate where nothing was), by the `paper`'s rule (Kernel-2 below 2048 tokens, "
+        "else Kernel-1), or always the same.",
+    )
+    autotune: bool = Field(
+        default=False,
+        description="Measure the fused kernels for this model on this GPU at start, about half a "
+        "minute, and keep the table beside the checkpoint for the next start.",
     )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")

@@ -23,6 +23,7 @@ GIVEN: dict[str, tuple[str, object]] = {
     "device": ("cuda:1", "cuda:1"),
     "backend": ("fused", "fused"),
     "dispatch": ("kernel2", "kernel2"),
+    "autotune": ("true", True),
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("0", 0),
     "api_key": ("correct horse", SecretStr("correct horse")),

@@ -61,7 +61,7 @@ RULES = {
         "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench runtime config errors metrics"),
-    "cli": Row("server doctor load bench engine config errors log", "typer rich pydantic"),
+    "cli": Row("server doctor load bench engine kernels config errors log", "typer rich pydantic"),
     "__main__": Row("cli"),
 }
 

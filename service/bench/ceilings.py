@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from service.bench.timing import CapturedCalls, Steadiness, host_us
 from service.kernels.bound import BoundLauncher
 from service.kernels.launcher import Launcher, stream_of
 from service.kernels.ops import gate_up_op
 from service.kernels.swiglu import gate_up
+from service.kernels.timing import CapturedCalls, Steadiness, host_us
 
 _READ_BYTES = 1 << 32
 _SIDE = 8192

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 
 import torch
@@ -37,16 +36,3 @@ def describe_gpu() -> dict[str, object]:
         "max_sm_mhz": int(sm_mhz),
         "max_memory_mhz": int(memory_mhz),
     }
-
-
-def gpu_slug(name: str) -> str:
-    """The name in results files: `h200` for NVIDIA H200, `rtx-4090` for NVIDIA GeForce RTX 4090."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    kept = []
-    for word in words:
-        if word in {"nvidia", "geforce", "tesla", "graphics", "device"}:
-            continue
-        kept.append(word)
-        if any(letter.isdigit() for letter in word):
-            break
-    return "-".join(kept) or "gpu"

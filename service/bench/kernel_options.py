@@ -11,10 +11,10 @@ from typing import TypeAlias
 import torch
 
 from service.bench.kernel_problem import Size
-from service.bench.timing import Steadiness
 from service.engine.presets import PRESETS
 from service.errors import ConfigError
 from service.kernels.dispatch_table import TABLES, table_path
+from service.kernels.timing import Steadiness
 
 # Sizes done, sizes in all, and what is being measured now.
 Progress: TypeAlias = Callable[[int, int, str], None]

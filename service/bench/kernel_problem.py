@@ -11,6 +11,7 @@ import torch
 
 from service.engine.presets import PRESETS
 from service.kernels import reference
+from service.kernels.tuner import Operands
 
 # More than the L2 of any GPU: weights come from memory, as they do in a model of many layers.
 ROTATED_BYTES = 400e6
@@ -85,6 +86,11 @@ class Problem:
         self.weights = tensors.weights
         self.both = tensors.both[: size.tokens]
         self.out = tensors.out[: size.tokens]
+
+    @property
+    def operands(self) -> Operands:
+        """What our kernels are timed on."""
+        return Operands(self.x, self.weights, self.out)
 
     def off_by_one_percent(self, out: torch.Tensor) -> float:
         """Share of the elements that are more than 1 % away from FP64, for the first weights."""

@@ -23,8 +23,6 @@ from torch.nn import functional
 
 from service.bench.kernel_problem import Problem
 from service.errors import ConfigError
-from service.kernels.launcher import LIBRARY_CHOOSES, Launcher
-from service.kernels.library import KernelChoice, KernelConfig, Library
 
 Calls: TypeAlias = Sequence[Callable[[], object]]
 # Sizes in one run, at most.
@@ -77,21 +75,6 @@ def make_calls(variant: str, problem: Problem) -> Calls:
         "gemm": _gemm,
         "quack": _quack,
     }[variant](problem)
-
-
-def make_fused_calls(
-    launcher: Launcher, problem: Problem, choice: KernelChoice = LIBRARY_CHOOSES
-) -> Calls:
-    """One launch of ours for each set of weights, which nothing writes, as in a service."""
-    return [
-        partial(launcher, problem.x, weight, problem.out, "silu", choice, True)
-        for weight in problem.weights
-    ]
-
-
-def candidates(library: Library) -> list[KernelConfig]:
-    """The instances that a choice is made among."""
-    return [config for config in library.configs if not config.comparison]
 
 
 def _eager(problem: Problem) -> Calls:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from service.bench.ceilings import measure_ceilings, measure_host_us
 from service.bench.environment import describe_environment
-from service.bench.gpu import describe_gpu, gpu_slug
+from service.bench.gpu import describe_gpu
 from service.bench.kernel_options import KernelBenchOptions, Progress, require_gpu
 from service.bench.kernel_problem import Problem, Size, draw_problems
 from service.bench.kernel_results import (
@@ -20,12 +20,13 @@ from service.bench.kernel_results import (
     write_about,
     write_rows,
 )
-from service.bench.kernel_variants import candidates, eager, make_calls, make_fused_calls
-from service.bench.timing import CapturedCalls, Steadiness, Timing, measure
-from service.kernels.abi import Raster
+from service.bench.kernel_variants import eager, make_calls
+from service.engine.gpus import gpu_slug
 from service.kernels.dispatch_table import DispatchTable, read_table
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
+from service.kernels.timing import CapturedCalls, Steadiness, Timing, measure
+from service.kernels.tuner import candidates, choice_name, fused_calls
 
 PACKAGES = ("torch", "triton", "quack-kernels", "nvidia-cutlass-dsl", "numpy")
 # Where nothing was tuned, every instance is looked at briefly, and the fastest are measured as
@@ -157,11 +158,10 @@ class KernelBench:
         ]
 
     def _capture(self, problem: Problem, choice: KernelChoice) -> CapturedCalls:
-        return CapturedCalls(make_fused_calls(self._launcher, problem, choice))
+        return CapturedCalls(fused_calls(self._launcher, problem.operands, choice))
 
     def _name(self, choice: KernelChoice) -> str:
-        name = self._launcher.library.configs[choice.config].name
-        return f"{name} {Raster(choice.raster).name.lower()} {choice.swizzle}"
+        return choice_name(choice, self._launcher.library)
 
     def _row(
         self,

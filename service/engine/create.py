@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from service.engine.autotune import autotune as measure_or_read
+from service.engine.autotune import cache_path
 from service.engine.base import Engine, ModelSpec
 from service.engine.choose import (
     Plan,
@@ -22,7 +24,7 @@ from service.engine.fused import SLOTS, FusedEngine
 from service.engine.gate_up import GateUp
 from service.engine.gpus import gpu_slug
 from service.engine.reference import ReferenceEngine
-from service.engine.weights import Progress, load_model, open_model
+from service.engine.weights import Progress, ResidentModel, load_model, open_model
 from service.errors import ConfigError
 from service.kernels.dispatch_table import DispatchTable, read_table, table_path
 from service.kernels.launcher import default_launcher
@@ -40,6 +42,7 @@ def create_engine(
     device: str,
     backend: Setting = "auto",
     dispatch: Mode = "table",
+    autotune: bool = False,
     max_batch_tokens: int = 8192,
     progress: Progress | None = None,
 ) -> tuple[Engine, str]:
@@ -53,6 +56,7 @@ def create_engine(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         backend: `auto` is the fused kernels wherever they run; `fused` refuses anything else.
         dispatch: Which gate/up kernel the fused backend takes.
+        autotune: Measure the kernels for this model's shape first, or read what was measured.
         max_batch_tokens: What `warm_up` will be told, for knowing whether memory suffices.
         progress: Called after each layer with the number of layers loaded and their total.
 
@@ -68,8 +72,11 @@ def create_engine(
     said = describe_plan(plan)
     if plan.backend == "fused":
         gpu = CudaDevice(plan.device)
+        # Before the weights are read: what is wrong with the kernels is said at once.
         gate_up = bind_kernels(source.spec, dispatch, gpu)
         resident = load_model(source, device=plan.device, progress=progress)
+        if autotune:
+            gate_up = tune_kernels(resident, dispatch, gpu, max_batch_tokens, model)
         return FusedEngine(resident, gpu, gate_up), said
     if plan.device.type != "cpu":
         logger.warning("%s", said)
@@ -87,6 +94,32 @@ def bind_kernels(model: ModelSpec, dispatch: Mode, gpu: CudaDevice) -> GateUp:
     launcher = default_launcher()
     table = DispatchTable(read_table(table_path(gpu_slug(gpu.name))), launcher.library)
     return GateUp(launcher, model, dispatch, gpu.num_sms, table)
+
+
+def tune_kernels(
+    resident: ResidentModel,
+    dispatch: Mode,
+    gpu: CudaDevice,
+    max_batch_tokens: int,
+    checkpoint: Path | None,
+) -> GateUp:
+    """The kernels for a resident model, by a table of its own.
+
+    Raises:
+        ConfigError: the model's element type or activation is one that nothing is chosen for.
+        LibraryError: the table beside the checkpoint is none.
+    """
+    if not is_plain(resident.spec):
+        raise ConfigError(
+            "autotune: must be off for other models than bf16 with SiLU, whose kernels have no "
+            f"alternatives; this one is {resident.spec.dtype.value} with "
+            f"{resident.spec.activation}"
+        )
+    launcher = default_launcher()
+    path = cache_path(checkpoint, gpu.name)
+    sizes = measure_or_read(resident, launcher, gpu, max_batch_tokens, path)
+    table = DispatchTable(sizes, launcher.library)
+    return GateUp(launcher, resident.spec, dispatch, gpu.num_sms, table)
 
 
 def plan_engine(

@@ -10,8 +10,8 @@ from service.bench.kernel_options import KernelBenchOptions
 from service.bench.kernel_results import read_about, read_rows
 from service.bench.kernel_tune import run_tune
 from service.bench.kernels import run_kernel_bench
-from service.bench.timing import CapturedCalls, Steadiness
 from service.kernels.dispatch_table import read_table
+from service.kernels.timing import CapturedCalls, Steadiness
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,10 +6,10 @@ import importlib.util
 
 import pytest
 
-from service.bench.gpu import gpu_slug
 from service.bench.kernel_options import parse_models, parse_tokens, recorded_command
 from service.bench.kernel_problem import Size
 from service.bench.kernel_variants import VARIANTS, parse_variants
+from service.engine.gpus import gpu_slug
 from service.errors import ConfigError
 
 

@@ -11,15 +11,15 @@ import torch
 from service.bench import kernel_problem, kernel_tune, kernel_variants, kernels
 from service.bench.kernel_problem import ModelTensors, Problem, Size
 from service.bench.kernel_results import read_about, read_rows
-from service.bench.kernel_tune import ORDERS
 from service.bench.kernel_variants import VARIANTS, make_calls
-from service.bench.timing import Steadiness, Visit
 from service.cli import main
 from service.engine.presets import PresetShape
-from service.kernels import reference
+from service.kernels import reference, tuner
 from service.kernels.dispatch_table import Tuned, TunedSize, read_table, write_table
 from service.kernels.launcher import Launcher
 from service.kernels.library import KernelChoice
+from service.kernels.timing import Steadiness, Visit
+from service.kernels.tuner import ORDERS
 
 GPU = {"gpu": "NVIDIA H200", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
 GPU["power_limit_watts"] = 700.0
@@ -65,6 +65,7 @@ def cpu(monkeypatch, host_library):
         monkeypatch.setattr(module, "require_gpu", lambda: None)
         monkeypatch.setattr(module, "default_launcher", lambda: launcher)
         monkeypatch.setattr(module, "describe_gpu", lambda: dict(GPU))
+    for module in (kernels, kernel_tune, tuner):
         monkeypatch.setattr(module, "CapturedCalls", Counted)
     ceilings = {"hbm_read_bytes_per_s": 4e12, "gemm_flops_per_s": 680e12}
     monkeypatch.setattr(kernels, "measure_ceilings", lambda _: ceilings)

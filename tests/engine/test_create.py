@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.bench.gpu import gpu_slug as bench_slug
 from service.engine.base import DType
 from service.engine.create import create_engine, select_device
-from service.engine.gpus import gpu_slug
 from service.engine.peaks import peak_flops
 from service.errors import ConfigError
 from tests.checkpoints import mlp_tensors, write_checkpoint
@@ -90,13 +88,6 @@ def test_refuses_a_gpu_beyond_the_last() -> None:
 def test_refuses_a_gpu_where_there_is_none() -> None:
     with pytest.raises(ConfigError, match=r"^device: must be one of the 0 GPUs .*, is 'cuda'$"):
         select_device("cuda")
-
-
-@pytest.mark.parametrize(
-    "name", [H200, "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "Tesla T4", "NVIDIA"]
-)
-def test_a_gpu_has_the_same_name_in_files_as_in_the_benchmarks(name: str) -> None:
-    assert gpu_slug(name) == bench_slug(name)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.bench.timing import Steadiness, Timing, Visit, measure
+from service.kernels.timing import Steadiness, Timing, Visit, measure
 
 
 class Scripted:

@@ -1,0 +1,167 @@
+"""The fastest kernel, order and grouping of tiles for one size, found on the GPU at hand.
+
+The sweep narrows down: all instances at a glance, then all orders of the best few at a glance, then
+the best of those in the steady state, the best of each kernel and the library's own choice among
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from service.kernels.abi import Raster
+from service.kernels.dispatch_table import Tuned, TunedSize
+from service.kernels.launcher import LIBRARY_CHOOSES, Launcher
+from service.kernels.library import KernelChoice, KernelConfig, Library
+from service.kernels.timing import CapturedCalls, Steadiness, Timing, Visitable, measure
+
+ORDERS = (
+    *((Raster.ALONG_M, swizzle) for swizzle in (1, 2, 4, 6, 8, 12)),
+    *((Raster.ALONG_N, swizzle) for swizzle in (1, 4, 8)),
+)
+_GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
+_INSTANCES_KEPT = 3
+_CHOICES_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What the kernels are timed on.
+
+    Attributes:
+        x: [tokens, hidden_size] bf16, random.
+        weights: Sets of [2 · intermediate_size, hidden_size], gate first; best more than fits into
+            L2, as in a model of many layers.
+        out: [tokens, intermediate_size].
+    """
+
+    x: torch.Tensor
+    weights: Sequence[torch.Tensor]
+    out: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One size after its sweep.
+
+    Attributes:
+        tuned: The line of a dispatch table.
+        chosen_us: What the library chooses by itself.
+        others: Timings of what was measured beside it, by name.
+    """
+
+    tuned: TunedSize
+    chosen_us: float
+    others: Mapping[str, Timing]
+
+
+def fused_calls(
+    launcher: Launcher, operands: Operands, choice: KernelChoice = LIBRARY_CHOOSES
+) -> list[Callable[[], object]]:
+    """One launch for each set of weights, which nothing writes, as in a service."""
+    return [
+        partial(launcher, operands.x, weight, operands.out, "silu", choice, True)
+        for weight in operands.weights
+    ]
+
+
+def candidates(library: Library) -> list[KernelConfig]:
+    """The instances that a choice is made among."""
+    return [config for config in library.configs if not config.comparison]
+
+
+def tune(
+    launcher: Launcher,
+    operands: Operands,
+    num_sms: int,
+    steadiness: Steadiness,
+    others: Mapping[str, Visitable] | None = None,
+) -> Found:
+    """Sweep one size.
+
+    Args:
+        launcher: Of the library that has the kernels.
+        operands: Tensors of the size.
+        num_sms: Multiprocessors of the GPU.
+        steadiness: Of the last and longest measurement.
+        others: To be measured beside it, by name.
+    """
+    return _Sweep(launcher, operands, num_sms).run(steadiness, others or {})
+
+
+class _Sweep:
+    """The search at one size."""
+
+    def __init__(self, launcher: Launcher, operands: Operands, num_sms: int) -> None:
+        self._launcher = launcher
+        self._library = launcher.library
+        self._operands = operands
+        self._num_sms = num_sms
+        self._tokens, self._hidden = operands.x.shape
+        self._intermediate = operands.out.shape[1]
+
+    def run(self, steadiness: Steadiness, others: Mapping[str, Visitable]) -> Found:
+        chosen = self._library.select(self._tokens, self._intermediate, self._hidden, self._num_sms)
+        finalists = {chosen, *self._finalists()}
+        visitables: dict[str, Visitable] = {
+            self._name(choice): self._capture(choice) for choice in finalists
+        }
+        timings = measure({**visitables, **others}, steadiness.for_tokens(self._tokens))
+        us = {choice: timings[self._name(choice)].us for choice in finalists}
+        ranked = tuple(self._tuned(choice, us[choice]) for choice in sorted(us, key=us.__getitem__))
+        return Found(
+            TunedSize(self._hidden, self._intermediate, self._tokens, ranked),
+            us[chosen],
+            {name: timings[name] for name in others},
+        )
+
+    def _finalists(self) -> list[KernelChoice]:
+        """The best few choices, and the best of each kernel."""
+        instances = [KernelChoice(config.id) for config in candidates(self._library)]
+        kept = self._with_each_kernel(self._by_time(instances), _INSTANCES_KEPT)
+        orders = [
+            KernelChoice(choice.config, raster, swizzle)
+            for choice in kept
+            for raster, swizzle in self._orders(choice)
+        ]
+        return self._with_each_kernel(self._by_time(orders), _CHOICES_KEPT)
+
+    def _orders(self, choice: KernelChoice) -> Sequence[tuple[Raster, int]]:
+        """Of a single row of tiles there is one."""
+        one_row = self._tokens <= self._library.configs[choice.config].tile_m
+        return ORDERS[:1] if one_row else ORDERS
+
+    def _by_time(self, choices: Sequence[KernelChoice]) -> list[KernelChoice]:
+        glances = measure({self._name(it): self._capture(it) for it in choices}, _GLANCE)
+        return sorted(choices, key=lambda choice: glances[self._name(choice)].us)
+
+    def _with_each_kernel(self, ranked: Sequence[KernelChoice], count: int) -> list[KernelChoice]:
+        """The first `count`, and the first of every kernel that is not among them."""
+        kept = list(ranked[:count])
+        for choice in ranked[count:]:
+            if all(self._kernel(other) != self._kernel(choice) for other in kept):
+                kept.append(choice)
+        return kept
+
+    def _capture(self, choice: KernelChoice) -> CapturedCalls:
+        return CapturedCalls(fused_calls(self._launcher, self._operands, choice))
+
+    def _kernel(self, choice: KernelChoice) -> int:
+        return self._library.configs[choice.config].kernel
+
+    def _tuned(self, choice: KernelChoice, us: float) -> Tuned:
+        config = self._library.configs[choice.config].name
+        return Tuned(config, Raster(choice.raster).name.lower(), choice.swizzle, round(us, 2))
+
+    def _name(self, choice: KernelChoice) -> str:
+        return choice_name(choice, self._library)
+
+
+def choice_name(choice: KernelChoice, library: Library) -> str:
+    """A choice in words, such as `pp_128x192_c2x1 along_m 8`."""
+    config = library.configs[choice.config].name
+    return f"{config} {Raster(choice.raster).name.lower()} {choice.swizzle}"
