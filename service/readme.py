@@ -9,11 +9,11 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from service.bench.kernel_results import KernelRow, read_about, read_rows
+from service.bench.markdown import describe_run, markdown_table
 from service.bench.stub import StubEngine
 from service.config import Settings
 from service.metrics import GPU_GAUGES
@@ -29,7 +29,7 @@ def settings_table() -> str:
         default = "" if info.default is None else f"`{info.default}`"
         flag = name.replace("_", "-")
         rows.append((f"`MLP_{name.upper()}`", f"`--{flag}`", default, info.description or ""))
-    return _table(("variable", "flag", "default", "meaning"), rows)
+    return markdown_table(("variable", "flag", "default", "meaning"), rows)
 
 
 def metrics_table() -> str:
@@ -40,7 +40,7 @@ def metrics_table() -> str:
     metrics = Runtime(Settings(), engine).metrics
     metrics.gpus(lambda: {"0": dict.fromkeys(GPU_GAUGES, 0.0)})
     rows = [(f"`{name}`", kind, text) for name, kind, text in metrics.catalogue()]
-    return _table(("metric", "type", "meaning"), rows)
+    return markdown_table(("metric", "type", "meaning"), rows)
 
 
 def service_bench_table() -> str:
@@ -68,7 +68,7 @@ def service_bench_table() -> str:
             )
         )
     header = ("rows", "clients", "server", "requests/s", "GB/s", "p50 µs", "p99 µs")
-    table = _table((*header, "event loop µs/request", "against echo"), rows)
+    table = markdown_table((*header, "event loop µs/request", "against echo"), rows)
     growth = about["soak_growth_bytes"] / 1024
     return (
         f"{table}\n\n{about['machine']}, Python {about['python']}, uvicorn "
@@ -90,12 +90,12 @@ def _kernels_of_gpu(path: Path) -> str:
     times = ("eager", "compile", "merged", "GEMM alone", "QuACK", "Kernel-1", "Kernel-2", "fused")
     ratios = ("eager/fused", "fused/GEMM")
     header = ("model", "tokens", *times, *ratios, "chosen", "off by 1 %", "of HBM")
-    table = _table(header, (_kernel_cells(row) for row in read_rows(path)))
+    table = markdown_table(header, (_kernel_cells(row) for row in read_rows(path)))
     pictures = "\n".join(
         f"![{what}](service/bench/results/{path.stem}-{what}.png)"
         for what in ("speedup", "roofline")
     )
-    conditions = " ".join(_kernel_conditions(run) for run in read_about(path.with_suffix(".json")))
+    conditions = " ".join(describe_run(run) for run in read_about(path.with_suffix(".json")))
     return (
         f"{pictures}\n\n{table}\n\nMicroseconds a call. Off by 1 %: elements of eager and of fused "
         f"that are more than 1 % away from FP64. {conditions}"
@@ -126,17 +126,6 @@ def _ratio(above: float | None, below: float | None) -> str:
     return f"{above / below:.3f}" if above and below else ""
 
 
-def _kernel_conditions(run: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {found}" for name, found in run["versions"].items())
-    return (
-        f"{run['gpu']}, limit {run.get('power_limit_watts', 0):.0f} W, driver "
-        f"{run.get('driver', '?')}, CUDA {run['cuda']}, {versions}, {run['library']}, commit "
-        f"{run['commit']}, {run['date'][:10]}, `{run['command']}`; 8192³ GEMM "
-        f"{run['ceilings']['gemm_flops_per_s'] / 1e12:.0f} TFLOP/s, memory read "
-        f"{run['ceilings']['hbm_read_bytes_per_s'] / 1e12:.2f} TB/s."
-    )
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
@@ -155,13 +144,6 @@ def render(text: str) -> str:
         if count != 1:
             raise ValueError(f"README: block {name!r} must stand there once, stands {count} times")
     return text
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
 
 
 if __name__ == "__main__":

@@ -85,14 +85,17 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def require_gpu() -> None:
+def require_gpu(command: str = "bench kernels") -> None:
     """Refuse to go on without a GPU.
+
+    Args:
+        command: Who asks.
 
     Raises:
         ConfigError: torch finds none.
     """
     if not torch.cuda.is_available():
-        raise ConfigError("bench kernels: needs an NVIDIA GPU that torch can use, has none")
+        raise ConfigError(f"{command}: needs an NVIDIA GPU that torch can use, has none")
 
 
 def recorded_command(arguments: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def draw_speedups(rows: Sequence[KernelRow], run: dict[str, object]) -> Figure:
     figure = Figure(figsize=(9, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(models), 1, squeeze=False, sharex=False)
-    figure.suptitle(f"Speed-up over eager, {_conditions(run)}", fontsize=10)
+    figure.suptitle(f"Speed-up over eager, {conditions(run)}", fontsize=10)
     for panel, model in zip(panels[:, 0], models, strict=True):
         _draw_model(panel, [row for row in rows if row.model == model])
     panels[-1, 0].set_xlabel("tokens", fontsize=8)
@@ -102,31 +102,36 @@ def draw_roofline(rows: Sequence[KernelRow], run: dict[str, object]) -> Figure:
     figure = Figure(figsize=(9, 5.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(f"Roofline of gate and up, {_conditions(run)}", fontsize=10)
-    low, ridge, high = 0.5, gemm / read, 8192
-    axes.plot([low, ridge, high], [low * read, gemm, gemm], color="#444444", lw=1.4)
-    axes.annotate(f"{read / 1e12:.2f} TB/s read", (1.8, 2 * read), fontsize=8, ha="right")
-    axes.annotate(
-        f"{gemm / 1e12:.0f} TFLOP/s, cuBLAS 8192³", (ridge * 1.1, gemm * 1.05), fontsize=8
-    )
+    axes.set_title(f"Roofline of gate and up, {conditions(run)}", fontsize=10)
+    draw_roof(axes, read, gemm)
     for row in rows:
         ends = (_point(row, row.eager_us or 0), _point(row, row.fused_us or 0))
         axes.plot(*zip(*ends, strict=True), color="#bbbbbb", lw=0.8, zorder=1)
     for name, label, colour, marker in _DOTS:
         intensities, rates = zip(*(_point(row, getattr(row, name)) for row in rows), strict=True)
         axes.scatter(intensities, rates, s=18, color=colour, marker=marker, label=label)
+    axes.set_xlabel("FLOPs per byte, each operand moved once")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def draw_roof(axes: Axes, read: float, gemm: float) -> None:
+    """Logarithmic axes with what memory and tensor cores allow, in bytes/s and FLOP/s."""
+    low, ridge, high = 0.5, gemm / read, 8192
+    axes.plot([low, ridge, high], [low * read, gemm, gemm], color="#444444", lw=1.4)
+    axes.annotate(f"{read / 1e12:.2f} TB/s read", (1.8, 2 * read), fontsize=8, ha="right")
+    axes.annotate(
+        f"{gemm / 1e12:.0f} TFLOP/s, cuBLAS 8192³", (ridge * 1.1, gemm * 1.05), fontsize=8
+    )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(top=gemm * 1.6)
-    axes.set_xlabel("FLOPs per byte, each operand moved once")
     axes.set_ylabel("TFLOP/s")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e12:g}"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(color="#dddddd", lw=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    return figure
 
 
 def _point(row: KernelRow, us: float) -> tuple[float, float]:
@@ -134,7 +139,8 @@ def _point(row: KernelRow, us: float) -> tuple[float, float]:
     return size.flops / size.bytes, size.flops / us * 1e6
 
 
-def _conditions(run: dict[str, object]) -> str:
+def conditions(run: dict[str, object]) -> str:
+    """The card, its power limit, the data type and the day, for a title."""
     limit = run.get("power_limit_watts")
     watts = f", {limit:.0f} W" if isinstance(limit, float) else ""
     return f"{run['gpu']}{watts}, bf16, {str(run['date'])[:10]}"

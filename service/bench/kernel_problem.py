@@ -54,18 +54,22 @@ class Size:
 class ModelTensors:
     """Weights and buffers of one model, shared by all its sizes."""
 
-    def __init__(self, model: str, max_tokens: int) -> None:
-        """Draw them: normal, weights times 0.02, x times 1. Zeros would run faster than real data.
+    def __init__(
+        self, model: str, max_tokens: int, std: float = WEIGHT_STD, sets: int | None = None
+    ) -> None:
+        """Draw them: normal, x with deviation 1. Zeros would run faster than real data.
 
         Args:
             model: A preset.
             max_tokens: The largest M.
+            std: Standard deviation of the weights.
+            sets: How many sets of weights; by default as many as ROTATED_BYTES takes.
         """
         largest = Size(model, max_tokens)
         k, n = largest.hidden, largest.intermediate
-        sets = max(1, -(-int(ROTATED_BYTES) // (4 * n * k)))
-        self.weights = [_draw(2 * n, k, WEIGHT_STD) for _ in range(sets)]
-        self.x = _draw(max_tokens, k, 1.0)
+        sets = sets or max(1, -(-int(ROTATED_BYTES) // (4 * n * k)))
+        self.weights = [draw(2 * n, k, std) for _ in range(sets)]
+        self.x = draw(max_tokens, k, 1.0)
         self.both = torch.empty(max_tokens, 2 * n, dtype=self.x.dtype, device=DEVICE)
         self.out = torch.empty(max_tokens, n, dtype=self.x.dtype, device=DEVICE)
 
@@ -119,5 +123,6 @@ def draw_problems(sizes: Iterable[Size]) -> Iterator[Problem]:
         torch.cuda.empty_cache()
 
 
-def _draw(rows: int, columns: int, std: float) -> torch.Tensor:
+def draw(rows: int, columns: int, std: float) -> torch.Tensor:
+    """Normal bf16 data, [rows, columns], of that standard deviation."""
     return torch.randn(rows, columns, dtype=torch.bfloat16, device=DEVICE).mul_(std)

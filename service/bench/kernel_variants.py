@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -25,6 +25,8 @@ from service.bench.kernel_problem import Problem
 from service.errors import ConfigError
 
 Calls: TypeAlias = Sequence[Callable[[], object]]
+# Of torch's inductor, by name; torch's own type for them.
+Options: TypeAlias = Mapping[str, str | int | bool | Callable[..., object]]
 # Sizes in one run, at most.
 _MOST_SHAPES = 1000
 VARIANTS = ("eager", "compile", "merged", "gemm", "quack", "kernel1", "kernel2", "fused")
@@ -82,12 +84,12 @@ def _eager(problem: Problem) -> Calls:
 
 
 def _compile(problem: Problem) -> Calls:
-    compiled = _compiled(eager)
-    return [partial(compiled, problem.x, weight) for weight in problem.weights]
+    function = compiled(eager)
+    return [partial(function, problem.x, weight) for weight in problem.weights]
 
 
 def _merged(problem: Problem) -> Calls:
-    activate = _compiled(silu_mul)
+    activate = compiled(silu_mul)
 
     def call(weight: torch.Tensor) -> None:
         activate(torch.mm(problem.x, weight.T, out=problem.both))
@@ -119,7 +121,15 @@ def _quack(problem: Problem) -> Calls:
     return [partial(call, weight) for weight in problem.weights]
 
 
-def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compiled anew for every shape it is called with, never falling back to eager in silence."""
+def compiled(
+    function: Callable[..., torch.Tensor], options: Options | None = None
+) -> Callable[..., torch.Tensor]:
+    """Compiled anew for every shape it is called with, never falling back to eager in silence.
+
+    Args:
+        function: What to compile.
+        options: Of torch's inductor; by default its own.
+    """
     torch._dynamo.config.recompile_limit = _MOST_SHAPES
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    chosen = None if options is None else dict(options)
+    return torch.compile(function, fullgraph=True, dynamic=False, options=chosen)

@@ -16,40 +16,9 @@ from service.cli import main
 from service.engine.presets import PresetShape
 from service.kernels import reference, tuner
 from service.kernels.dispatch_table import Tuned, TunedSize, read_table, write_table
-from service.kernels.launcher import Launcher
 from service.kernels.library import KernelChoice
-from service.kernels.timing import Steadiness, Visit
 from service.kernels.tuner import ORDERS
-
-GPU = {"gpu": "NVIDIA H200", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
-GPU["power_limit_watts"] = 700.0
-
-
-class CpuLauncher(Launcher):
-    """Chooses with the real library and computes in FP32."""
-
-    def __init__(self, library) -> None:
-        super().__init__(library)
-        self.choices = []
-
-    def __call__(self, x, weight, out, activation="silu", *options) -> None:
-        self.choices.extend(options[:1])
-        out.copy_(reference.gated(x, weight, activation, torch.float32))
-
-
-class Counted:
-    """Runs the calls of one pass once; every further one is a microsecond slower."""
-
-    made = 0
-
-    def __init__(self, calls) -> None:
-        for call in calls:
-            call()
-        Counted.made += 1
-        self.us = float(Counted.made)
-
-    def visit(self, steadiness: Steadiness) -> Visit:
-        return Visit(self.us, 650.0, 1400.0)
+from tests.bench.stand_ins import GPU, Counted, CpuLauncher
 
 
 @pytest.fixture
@@ -60,7 +29,7 @@ def cpu(monkeypatch, host_library):
     monkeypatch.setattr(kernel_problem, "PRESETS", tiny)
     monkeypatch.setattr(kernel_problem, "DEVICE", "cpu")
     monkeypatch.setattr(kernel_problem, "ROTATED_BYTES", 4096)
-    monkeypatch.setattr(kernel_variants, "_compiled", lambda function: function)
+    monkeypatch.setattr(kernel_variants, "compiled", lambda function: function)
     for module in (kernels, kernel_tune):
         monkeypatch.setattr(module, "require_gpu", lambda: None)
         monkeypatch.setattr(module, "default_launcher", lambda: launcher)
