@@ -308,3 +308,67 @@ def bench_kernels(
         )
     for line in lines:
         typer.echo(line)
+
+
+@bench.command("paper")
+def bench_paper(
+    models: Annotated[
+        str | None, typer.Option(help="Presets, with commas; by default the paper's five.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Batch sizes, with commas; by default the paper's four.")
+    ] = None,
+    compile_: Annotated[
+        str,
+        typer.Option("--compile", help="Sizes for torch.compile's modes, the most wanted first."),
+    ] = "0.5b:2048,7b:2048,0.5b:256,72b:2048",
+    rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 2,
+    settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
+    measure_s: Annotated[
+        float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
+    ] = 0.12,
+    budget_s: Annotated[
+        float, typer.Option(help="Nothing further is begun after so many seconds.")
+    ] = 140.0,
+    results: Annotated[
+        Path, typer.Option(help="Directory of <gpu>-kernels.csv, for <gpu>-paper.json.")
+    ] = Path("service/bench/results"),
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the dispatch tables; by default the package's."),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to record where there is no checkout.")
+    ] = None,
+) -> None:
+    """Measure what the paper's evaluation needs besides `bench kernels`."""
+    from service.bench.kernel_options import parse_models, parse_tokens, recorded_command
+    from service.bench.kernel_problem import Size
+    from service.bench.paper import run_paper_bench
+    from service.bench.paper_options import MODELS, TOKENS, PaperOptions, parse_sizes
+    from service.kernels.timing import Steadiness
+
+    options = PaperOptions(
+        sizes=tuple(
+            Size(model, number)
+            for model in (parse_models(models) if models else MODELS)
+            for number in (parse_tokens(tokens) if tokens else TOKENS)
+        ),
+        compile_sizes=parse_sizes(compile_),
+        steadiness=Steadiness(settle_s, measure_s, rounds),
+        budget_s=budget_s,
+        results=results,
+        tables=tables,
+        command=recorded_command(sys.argv[1:]),
+        commit=commit,
+    )
+    with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
+        task = bar.add_task("ceilings of this card", total=None)
+        lines = run_paper_bench(
+            options,
+            lambda done, total, what: bar.update(
+                task, completed=done, total=total, description=what
+            ),
+        )
+    for line in lines:
+        typer.echo(line)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from service.bench import paper
 from service.bench.gpu import describe_gpu
 from service.bench.kernel_options import KernelBenchOptions
+from service.bench.kernel_problem import Size
 from service.bench.kernel_results import read_about, read_rows
 from service.bench.kernel_tune import run_tune
 from service.bench.kernels import run_kernel_bench
+from service.bench.paper_compile import MODES
+from service.bench.paper_options import PaperOptions
+from service.bench.paper_results import read_paper
 from service.kernels.dispatch_table import read_table
 from service.kernels.timing import CapturedCalls, Steadiness
 
@@ -50,6 +55,37 @@ def test_a_row_of_everything(tmp_path):
     assert 1e12 < about["ceilings"]["hbm_read_bytes_per_s"] < 1e13
     assert about["gpu"] == describe_gpu()["gpu"]
     assert about["host_us"]["gate_up"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_the_papers_measurements(monkeypatch, tmp_path):
+    # Autotuning takes longer than a test may.
+    monkeypatch.setattr(paper, "MODES", MODES[:2])
+    size = Size("qwen2.5-0.5b", 300)
+    wanted = PaperOptions(
+        sizes=(size,),
+        compile_sizes=(size,),
+        steadiness=BRIEF,
+        budget_s=60,
+        results=tmp_path,
+        tables=None,
+        command="tilemlp bench paper",
+        commit=None,
+    )
+    paper.run_paper_bench(wanted, lambda *_: None)
+    (path,) = tmp_path.glob("*-paper.json")
+    found = read_paper(path)
+    assert found.left_out == []
+    (parts,) = found.parts
+    assert parts.gate_us == pytest.approx(parts.up_us, rel=0.3)
+    assert parts.sum_us == pytest.approx(parts.mlp_us, rel=0.5)
+    assert 0.02 < parts.share < 0.8
+    (compiled,) = found.compiled
+    assert set(compiled.launches.values()) <= {2, 3, 4}
+    assert compiled.us["fused"] < compiled.us["eager"]
+    for row in found.mismatch:
+        assert row.eager > row.kernel2
+        assert max(row.kernel1, row.kernel2) <= 2 * row.fp32 + 1e-3
 
 
 def test_an_entry_of_the_dispatch_table(tmp_path):
