@@ -40,9 +40,11 @@ kernels: $(VENV)/.dev
 	cmake -S csrc -B build/csrc -DPython3_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/csrc --parallel 2
 
-# What README.md says of settings, metrics and measurements, rendered from code and results.
+# What README.md says of settings, metrics and measurements, and docs/paper.md, rendered from code
+# and results.
 readme: $(VENV)/.dev
 	$(BIN)/python -m service.readme README.md
+	$(BIN)/tilemlp bench paper --render
 
 # deploy/grafana/dashboards/tilemlp.json, from the code beside it.
 dashboard: $(VENV)/.dev

@@ -337,11 +337,23 @@ def bench_paper(
         Path | None,
         typer.Option(help="Directory of the dispatch tables; by default the package's."),
     ] = None,
+    docs: Annotated[Path, typer.Option(help="Directory for paper.md and its pictures.")] = Path(
+        "docs"
+    ),
+    render: Annotated[
+        bool, typer.Option(help="Write paper.md out of the results files; measure nothing.")
+    ] = False,
     commit: Annotated[
         str | None, typer.Option(help="Commit to record where there is no checkout.")
     ] = None,
 ) -> None:
-    """Measure what the paper's evaluation needs besides `bench kernels`."""
+    """Repeat the paper's evaluation, as far as `bench kernels` has not, and write it up."""
+    if render:
+        from service.bench.paper_render import write_page
+
+        for path in write_page(results, tables, docs):
+            typer.echo(path)
+        return
     from service.bench.kernel_options import parse_models, parse_tokens, recorded_command
     from service.bench.kernel_problem import Size
     from service.bench.paper import run_paper_bench
