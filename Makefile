@@ -7,7 +7,7 @@ SERVE_FLAGS ?=
 TOOLS := build/deploy-tools
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: serve test lint types unit kernels venv readme dashboard deploy-tools bench clean
+.PHONY: serve test lint types unit kernels venv readme dashboard deploy-tools bench locks container-test clean
 
 serve: $(VENV)/.serve
 	$(BIN)/tilemlp serve $(SERVE_FLAGS)
@@ -65,6 +65,15 @@ $(TOOLS)/usr/bin/promtool:
 
 bench: $(VENV)/.dev
 	$(BIN)/tilemlp bench service
+
+# The packages that the images install, with hashes; TORCH_SOURCE='--find-links DIR' for a CPU wheel
+# of PyTorch that lies on disk.
+locks: $(VENV)/.dev
+	deploy/container/lock.sh
+
+# Builds the images and brings the compose file up, with podman; apt-get installs that where missing.
+container-test: $(VENV)/.dev
+	deploy/container/test.sh
 
 clean:
 	rm -rf $(VENV) .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
