@@ -49,8 +49,9 @@ RUN apt-get update \
  && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tilemlp
 
 
-# --- The packages, from a lock with hashes, then the service itself. PyTorch's headers and the tests
-# in its wheel go: 200 MB that nothing here compiles against or runs.
+# --- The packages, from a lock with hashes, and apart from them the service itself, so that a change of
+# ours leaves the large layer alone. PyTorch's headers and the tests in its wheel go: 200 MB that nothing
+# here compiles against or runs.
 FROM cpu-base AS cpu-packages
 WORKDIR /src
 COPY deploy/container/build.lock deploy/container/cpu.lock ./
@@ -63,10 +64,12 @@ RUN python3 -m venv /build \
  && /build/bin/uv pip install --no-cache --python /opt/tilemlp --compile-bytecode --require-hashes -r cpu.lock ${TORCH_SOURCE} \
  && cd /opt/tilemlp/lib/python3*/site-packages/torch \
  && rm -rf include test && find bin -type f ! -name torch_shm_manager -delete
+
+FROM cpu-packages AS cpu-service
 COPY pyproject.toml README.md ./
 COPY service service
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
- && /build/bin/uv pip install --no-cache --python /opt/tilemlp --compile-bytecode --no-deps dist/*.whl
+ && /build/bin/uv pip install --no-cache --python /opt/tilemlp --prefix /service --compile-bytecode --no-deps dist/*.whl
 
 FROM gpu-base AS gpu-packages
 # hadolint ignore=DL3008
@@ -84,19 +87,22 @@ RUN python3 -m venv /build \
  && /build/bin/uv pip install --no-cache --python /opt/tilemlp --compile-bytecode --require-hashes -r "${GPU_LOCK##*/}" ${GPU_TORCH_SOURCE} \
  && cd /opt/tilemlp/lib/python3*/site-packages/torch \
  && rm -rf include test && find bin -type f ! -name torch_shm_manager -delete
+
+FROM gpu-packages AS gpu-service
 COPY pyproject.toml README.md ./
 COPY service service
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
- && /build/bin/uv pip install --no-cache --python /opt/tilemlp --compile-bytecode --no-deps dist/*.whl
+ && /build/bin/uv pip install --no-cache --python /opt/tilemlp --prefix /service --compile-bytecode --no-deps dist/*.whl
 COPY --from=kernels /src/build/csrc/libswiglu.so ./
 # Where service/kernels/library.py looks first: beside itself.
-RUN install -m 0644 libswiglu.so /opt/tilemlp/lib/python3*/site-packages/service/kernels/
+RUN install -m 0644 libswiglu.so /service/lib/python3*/site-packages/service/kernels/
 
 
 # --- The images. Both run as a user without a name in any other file, on a root that may be read-only
 # (compose gives /tmp), with tini as process 1: it passes SIGTERM on and reaps.
 FROM cpu-base AS cpu
 COPY --from=cpu-packages /opt/tilemlp /opt/tilemlp
+COPY --from=cpu-service /service /opt/tilemlp
 COPY deploy/container/healthcheck.py /opt/tilemlp/
 ENV PATH=/opt/tilemlp/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MLP_HOST=0.0.0.0
 LABEL org.opencontainers.image.title="tilemlp" \
@@ -114,6 +120,7 @@ CMD ["serve"]
 
 FROM gpu-base AS gpu
 COPY --from=gpu-packages /opt/tilemlp /opt/tilemlp
+COPY --from=gpu-service /service /opt/tilemlp
 COPY deploy/container/healthcheck.py /opt/tilemlp/
 ENV PATH=/opt/tilemlp/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MLP_HOST=0.0.0.0
 LABEL org.opencontainers.image.title="tilemlp" \
