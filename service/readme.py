@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from service.bench.kernel_results import KernelRow, read_about, read_rows
-from service.bench.markdown import describe_run, markdown_table
+from service.bench.kernel_table import kernel_bench_table
+from service.bench.markdown import markdown_table
 from service.bench.stub import StubEngine
 from service.config import Settings
 from service.metrics import GPU_GAUGES
@@ -80,57 +80,11 @@ def service_bench_table() -> str:
     )
 
 
-def kernel_bench_table() -> str:
-    """What `tilemlp bench kernels` last wrote for every GPU: pictures, times, conditions."""
-    paths = sorted(RESULTS.glob("*-kernels.csv"))
-    return "\n\n".join(_kernels_of_gpu(path) for path in paths)
-
-
-def _kernels_of_gpu(path: Path) -> str:
-    times = ("eager", "compile", "merged", "GEMM alone", "QuACK", "Kernel-1", "Kernel-2", "fused")
-    ratios = ("eager/fused", "fused/GEMM")
-    header = ("model", "tokens", *times, *ratios, "chosen", "off by 1 %", "of HBM")
-    table = markdown_table(header, (_kernel_cells(row) for row in read_rows(path)))
-    pictures = "\n".join(
-        f"![{what}](service/bench/results/{path.stem}-{what}.png)"
-        for what in ("speedup", "roofline")
-    )
-    conditions = " ".join(describe_run(run) for run in read_about(path.with_suffix(".json")))
-    return (
-        f"{pictures}\n\n{table}\n\nMicroseconds a call. Off by 1 %: elements of eager and of fused "
-        f"that are more than 1 % away from FP64. {conditions}"
-    )
-
-
-def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
-    names = ("eager", "compile", "merged", "gemm", "quack", "kernel1", "kernel2", "fused")
-    times = [getattr(row, f"{name}_us") for name in names]
-    shares = [
-        f"{share * 100:.3f} %"
-        for share in (row.mismatch_eager, row.mismatch_fused)
-        if share is not None
-    ]
-    return (
-        row.model,
-        str(row.tokens),
-        *("" if us is None else f"{us:.1f}" for us in times),
-        _ratio(row.eager_us, row.fused_us),
-        _ratio(row.fused_us, row.gemm_us),
-        "" if row.chosen is None else f"`{row.chosen}`",
-        ", ".join(shares),
-        "" if row.hbm_fraction is None else f"{row.hbm_fraction:.2f}",
-    )
-
-
-def _ratio(above: float | None, below: float | None) -> str:
-    return f"{above / below:.3f}" if above and below else ""
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "service bench": service_bench_table,
-    "kernels bench": kernel_bench_table,
+    "kernels bench": lambda: kernel_bench_table(RESULTS),
 }
 
 

@@ -17,6 +17,7 @@ RUN = {
     "power_limit_watts": 700.0,
     "library": "cutlass=4.2.0 cudart=13000",
     "versions": {"torch": "2.11.0"},
+    "host_us": {"prepared": 6.5, "bound": 9.25, "something else": 1.0},
     "ceilings": {"hbm_read_bytes_per_s": 4.39e12, "gemm_flops_per_s": 680e12},
 }
 
