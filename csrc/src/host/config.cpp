@@ -8,12 +8,13 @@ namespace {
 constexpr int kAllTypes = 1;    // every dtype and activation
 constexpr int kComparison = 2;  // never chosen
 
-// Kernel 2. Tile widths are those of the output, half of the accumulator's that the names give.
-constexpr swiglu_config_t k2(int id, int tile_m, int tile_n, int cluster_m, int cluster_n,
-                             int cooperative, int granularity, int flags, char const* name) {
+// Tile widths are those of the output: of kernel 2, half of the accumulator's that the names give.
+constexpr swiglu_config_t row(int id, int kernel, int tile_m, int tile_n, int cluster_m,
+                              int cluster_n, int cooperative, int granularity, int flags,
+                              char const* name) {
   return {sizeof(swiglu_config_t),
           id,
-          2,
+          kernel,
           tile_m,
           tile_n,
           64,
@@ -26,38 +27,21 @@ constexpr swiglu_config_t k2(int id, int tile_m, int tile_n, int cluster_m, int 
           name};
 }
 
-constexpr swiglu_config_t k1(int id, int tile_m, int tile_n, int cluster_m, int cluster_n,
-                             int flags, char const* name) {
-  return {sizeof(swiglu_config_t),
-          id,
-          1,
-          tile_m,
-          tile_n,
-          64,
-          cluster_m,
-          cluster_n,
-          0,
-          0,
-          flags & kAllTypes ? 1 : 0,
-          flags & kComparison ? 1 : 0,
-          name};
-}
-
 constexpr std::array<swiglu_config_t, kNumConfigs> kTable = {
-    k2(kPp128x192c2x1, 128, 96, 2, 1, 0, 8, kAllTypes, "pp_128x192_c2x1"),
-    k2(kPp128x192c1x1, 128, 96, 1, 1, 0, 8, 0, "pp_128x192_c1x1"),
-    k2(kPp128x160c2x1, 128, 80, 2, 1, 0, 8, 0, "pp_128x160_c2x1"),
-    k2(kPp64x256c1x1, 64, 128, 1, 1, 0, 8, kAllTypes, "pp_64x256_c1x1"),
-    k2(kCo128x256c2x1, 128, 128, 2, 1, 1, 8, 0, "co_128x256_c2x1"),
-    k2(kCo256x128c1x2, 256, 64, 1, 2, 1, 8, 0, "co_256x128_c1x2"),
-    k2(kCo256x192c2x1, 256, 96, 2, 1, 1, 8, 0, "co_256x192_c2x1"),
-    k2(kCo256x192c1x2, 256, 96, 1, 2, 1, 8, 0, "co_256x192_c1x2"),
-    k2(kPp128x192c2x1g1, 128, 96, 2, 1, 0, 1, kComparison, "pp_128x192_c2x1_g1"),
-    k2(kPp128x192c2x1phys, 128, 96, 2, 1, 0, -1, kComparison, "pp_128x192_c2x1_phys"),
-    k1(kK1_128x128c2x1, 128, 128, 2, 1, 0, "k1_128x128_c2x1"),
-    k1(kK1_128x128c1x2, 128, 128, 1, 2, 0, "k1_128x128_c1x2"),
-    k1(kK1_64x256c2x1, 64, 256, 2, 1, 0, "k1_64x256_c2x1"),
-    k1(kK1_128x128c2x1hold, 128, 128, 2, 1, kComparison, "k1_128x128_c2x1_hold"),
+    row(kPp128x192c2x1, 2, 128, 96, 2, 1, 0, 8, kAllTypes, "pp_128x192_c2x1"),
+    row(kPp128x192c1x1, 2, 128, 96, 1, 1, 0, 8, 0, "pp_128x192_c1x1"),
+    row(kPp128x160c2x1, 2, 128, 80, 2, 1, 0, 8, 0, "pp_128x160_c2x1"),
+    row(kPp64x256c1x1, 2, 64, 128, 1, 1, 0, 8, kAllTypes, "pp_64x256_c1x1"),
+    row(kCo128x256c2x1, 2, 128, 128, 2, 1, 1, 8, 0, "co_128x256_c2x1"),
+    row(kCo256x128c1x2, 2, 256, 64, 1, 2, 1, 8, 0, "co_256x128_c1x2"),
+    row(kCo256x192c2x1, 2, 256, 96, 2, 1, 1, 8, 0, "co_256x192_c2x1"),
+    row(kCo256x192c1x2, 2, 256, 96, 1, 2, 1, 8, 0, "co_256x192_c1x2"),
+    row(kPp128x192c2x1g1, 2, 128, 96, 2, 1, 0, 1, kComparison, "pp_128x192_c2x1_g1"),
+    row(kPp128x192c2x1phys, 2, 128, 96, 2, 1, 0, -1, kComparison, "pp_128x192_c2x1_phys"),
+    row(kK1_128x128c2x1, 1, 128, 128, 2, 1, 0, 0, 0, "k1_128x128_c2x1"),
+    row(kK1_128x128c1x2, 1, 128, 128, 1, 2, 0, 0, 0, "k1_128x128_c1x2"),
+    row(kK1_64x256c2x1, 1, 64, 256, 2, 1, 0, 0, 0, "k1_64x256_c2x1"),
+    row(kK1_128x128c2x1hold, 1, 128, 128, 2, 1, 0, 0, kComparison, "k1_128x128_c2x1_hold"),
 };
 
 constexpr bool ids_are_indices() {
