@@ -110,9 +110,8 @@ def _measure(
     out = device.empty(wanted[-1], intermediate, weights[0].dtype)
     sizes = []
     for tokens in wanted:
-        found = sweep(
-            launcher, Operands(x[:tokens], weights, out[:tokens]), device.num_sms, _STEADINESS
-        )
+        operands = Operands(x[:tokens], weights, out[:tokens])
+        found = sweep(launcher, operands, device.num_sms, _STEADINESS)
         sizes.append(found.tuned)
         logger.info("tuned %d tokens: %s", tokens, found.tuned.ranked[0])
     return sizes

@@ -67,7 +67,7 @@ class DispatchTable:
         self._ranked: dict[tuple[int, int], dict[int, tuple[KernelChoice, ...]]] = {}
         for size in sizes:
             of_shape = self._ranked.setdefault((size.hidden, size.intermediate), {})
-            of_shape[size.tokens] = tuple(_choice(tuned, library) for tuned in size.ranked)
+            of_shape[size.tokens] = tuple(choice_of(tuned, library) for tuned in size.ranked)
         self._tokens = {shape: sorted(entries) for shape, entries in self._ranked.items()}
 
     def ranked(self, tokens: int, intermediate: int, hidden: int) -> Sequence[KernelChoice]:
@@ -126,7 +126,12 @@ def _size(entry: dict[str, Any]) -> TunedSize:
     return TunedSize(entry["hidden"], entry["intermediate"], entry["tokens"], ranked)
 
 
-def _choice(tuned: Tuned, library: Library) -> KernelChoice:
+def choice_of(tuned: Tuned, library: Library) -> KernelChoice:
+    """The choice in the ids of a library.
+
+    Raises:
+        LibraryError: the library lacks the kernel.
+    """
     try:
         config = library.config(tuned.config)
     except KeyError:

@@ -8,13 +8,14 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import geometric_mean
 
 import torch
 
 from service.kernels.abi import Raster
-from service.kernels.dispatch_table import Tuned, TunedSize
+from service.kernels.dispatch_table import Tuned, TunedSize, choice_of
 from service.kernels.launcher import LIBRARY_CHOOSES, Launcher
 from service.kernels.library import KernelChoice, KernelConfig, Library
 from service.kernels.timing import CapturedCalls, Steadiness, Timing, Visitable, measure
@@ -91,6 +92,42 @@ def tune(
         others: To be measured beside it, by name.
     """
     return _Sweep(launcher, operands, num_sms).run(steadiness, others or {})
+
+
+def measure_again(
+    launcher: Launcher, operands: Operands, size: TunedSize, steadiness: Steadiness
+) -> TunedSize:
+    """Rank a size's choices anew, by this measurement and the one they were ranked by.
+
+    Two choices that are within a percent of each other change places from one minute to the next,
+    so what is measured once, however long, picks the luckier. Worth something only some time later.
+
+    Args:
+        launcher: Of the library that has the kernels.
+        operands: Tensors of the size.
+        size: What `tune` found.
+        steadiness: As for `tune`.
+    """
+    choices = {tuned: choice_of(tuned, launcher.library) for tuned in size.ranked}
+    timings = measure(
+        {
+            choice_name(choice, launcher.library): CapturedCalls(
+                fused_calls(launcher, operands, choice)
+            )
+            for choice in choices.values()
+        },
+        steadiness.for_tokens(size.tokens),
+    )
+    both = [
+        replace(
+            tuned,
+            us=round(
+                geometric_mean((tuned.us, timings[choice_name(choice, launcher.library)].us)), 2
+            ),
+        )
+        for tuned, choice in choices.items()
+    ]
+    return replace(size, ranked=tuple(sorted(both, key=lambda tuned: tuned.us)))
 
 
 class _Sweep:
