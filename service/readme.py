@@ -20,6 +20,7 @@ from service.metrics import GPU_GAUGES
 from service.runtime import Runtime
 
 RESULTS = Path(__file__).parent / "bench" / "results"
+CONTAINER_RESULTS = Path(__file__).parents[1] / "deploy" / "container" / "results.json"
 
 
 def settings_table() -> str:
@@ -80,11 +81,25 @@ def service_bench_table() -> str:
     )
 
 
+def container_sentence() -> str:
+    """What the container test last recorded of the CPU image, with where and how."""
+    about = json.loads(CONTAINER_RESULTS.read_text())
+    cpu = about["cpu"]
+    image, base = (f"{cpu[name] / 1e6:.0f} MB" for name in ("image_bytes", "base_bytes"))
+    return (
+        f"The CPU image takes {image}, of which the base, Debian bookworm with Python in place of "
+        f"`python:3.11-slim-bookworm`, {base}; {cpu['build_s']} s to build without a cache "
+        f"({about['machine']}, load {about['load']}, commit {about['commit']}, "
+        f"{about['date'][:10]}, `{about['command']}`)."
+    )
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "service bench": service_bench_table,
     "kernels bench": lambda: kernel_bench_table(RESULTS),
+    "containers": container_sentence,
 }
 
 

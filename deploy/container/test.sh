@@ -8,6 +8,7 @@
 #
 #   CONTAINER_TEST_KERNELS=1   compile the kernels with the nvcc in CUDA_HOME (else: the library
 #                              without kernels, which `make kernels` builds in full)
+#   CONTAINER_TEST_RECORD=1    build the CPU image without a cache, and write results.json
 #   CONTAINER_TEST_DIR=DIR     storage of images, kept for the next run; build/container by default
 #   TORCH_SOURCE='--find-links DIR'   where uv finds PyTorch's CPU wheel
 set -euo pipefail
@@ -85,8 +86,13 @@ build_images() {
     kernel_flags=-DSWIGLU_CHECK_SASS=OFF\ -DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc
     mounts+=(--volume "$(realpath "$cuda_home"):/usr/local/cuda:ro")
   fi
-  build cpu --target cpu --build-arg PYTHON_IMAGE=localhost/standin \
+  local began=$SECONDS fresh=()
+  [ "${CONTAINER_TEST_RECORD:-}" = 1 ] && fresh+=(--no-cache)
+  build cpu --target cpu --build-arg PYTHON_IMAGE=localhost/standin "${fresh[@]}" \
     --build-arg TORCH_SOURCE="${torch_source:---torch-backend=cpu}" "${mounts[@]}" .
+  if [ "${CONTAINER_TEST_RECORD:-}" = 1 ]; then
+    python $here/record.py $((SECONDS - began)) "$(size tilemlp:cpu)" "$(size standin)"
+  fi
   build gpu --build-arg CUDA_DEVEL_IMAGE=localhost/standin \
     --build-arg CUDA_RUNTIME_IMAGE=localhost/standin \
     --build-arg GPU_LOCK=$here/cpu.lock --build-arg GPU_TORCH_SOURCE="$torch_source" \
