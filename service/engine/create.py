@@ -77,6 +77,7 @@ def create_engine(
         resident = load_model(source, device=plan.device, progress=progress)
         if autotune:
             gate_up = tune_kernels(resident, dispatch, gpu, max_batch_tokens, model)
+        logger.info("dispatch by %s: %s", dispatch, gate_up.describe(max_batch_tokens))
         return FusedEngine(resident, gpu, gate_up), said
     if plan.device.type != "cpu":
         logger.warning("%s", said)

@@ -78,6 +78,17 @@ class GateUp:
             found = self._chosen[tokens] = self._choose(tokens)
         return found
 
+    def describe(self, max_tokens: int) -> str:
+        """What runs up to which batch size, for the log."""
+        sizes = [1 << power for power in range((max_tokens - 1).bit_length())] + [max_tokens]
+        parts: list[tuple[str, int]] = []
+        for size in sizes:
+            name = self.choose(size).name
+            if parts and parts[-1][0] == name:
+                parts.pop()
+            parts.append((name, size))
+        return ", ".join(f"{name} up to {size} tokens" for name, size in parts)
+
     def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         """Enqueue on the current stream.
 

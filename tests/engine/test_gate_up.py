@@ -95,3 +95,18 @@ def test_a_mode_without_kernels_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(launcher.library, "configs", others)
     with pytest.raises(ConfigError, match=r"dispatch: .* has no Kernel-1, is 'paper'"):
         GateUp(launcher, MODEL, "paper", 132)
+
+
+def test_what_runs_where_is_said_once_for_each_stretch(launcher: FakeLauncher) -> None:
+    ranked = (
+        Tuned("pp_64x256_c1x1", "along_m", 1, 1.0),
+        Tuned("k1_64x256_c2x1", "along_m", 1, 2.0),
+    )
+    sizes = [TunedSize(896, 4864, 64, ranked), TunedSize(896, 4864, 8192, ranked[::-1])]
+    table = DispatchTable(sizes, launcher.library)
+    gate_up = GateUp(launcher, MODEL, "table", 132, table)
+    assert gate_up.describe(300) == (
+        "kernel2/pp_64x256_c1x1 up to 64 tokens, kernel1/k1_64x256_c2x1 up to 300 tokens"
+    )
+    assert gate_up.describe(1) == "kernel2/pp_64x256_c1x1 up to 1 tokens"
+    assert gate_up.describe(128).endswith("k1_64x256_c2x1 up to 128 tokens")
