@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from service.kernels import reference
+from service.kernels.bound import BoundLauncher
 from service.kernels.errors import InvalidArgument
 from service.kernels.launcher import default_launcher
 from service.kernels.library import KernelChoice
@@ -181,6 +182,35 @@ def test_captured_and_replayed_with_other_inputs():
         out.fill_(POISON)
         graph.replay()
         assert_right(out, x, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bound_and_prepared_launches_give_the_same_bits(dtype):
+    x, weight = problem(dtype)
+    expected = gate_up(x, weight)
+    bound = BoundLauncher(default_launcher(), weight, weights_constant=True)
+    for rows in (M, 1, 0):
+        out = torch.full((rows, N), POISON, dtype=dtype, device="cuda")
+        bound(x[:rows], out)
+        assert torch.equal(out, gate_up(x[:rows], weight))
+    out = torch.full((M, N), POISON, dtype=dtype, device="cuda")
+    prepared = bound.prepare(x, out)
+    prepared(torch.cuda.current_stream().cuda_stream)
+    assert torch.equal(out, expected)
+
+
+def test_a_bound_launch_runs_on_the_current_stream():
+    x, weight = problem()
+    bound, out = BoundLauncher(default_launcher(), weight), torch.empty(M, N).bfloat16().cuda()
+    later = torch.empty_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        later.copy_(x)
+        bound(later, out)
+    stream.synchronize()
+    assert_right(out, x, weight)
 
 
 def test_nothing_is_allocated_but_the_output():
