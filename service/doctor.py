@@ -51,7 +51,12 @@ def _plan(settings: Settings) -> Plan:
         settings.preset if settings.model is None else settings.model, layers=layers
     )
     return plan_engine(
-        source.spec, settings.device, settings.backend, settings.dispatch, settings.max_batch_tokens
+        source.spec,
+        settings.device,
+        settings.backend,
+        settings.dispatch,
+        settings.max_batch_tokens,
+        autotune=settings.autotune,
     )
 
 

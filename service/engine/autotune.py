@@ -6,8 +6,8 @@ another GPU, gets the library's estimate, unless the service is told to measure.
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -15,9 +15,13 @@ from typing import TypeAlias
 import torch
 
 from service.engine.cuda_device import CudaDevice
-from service.engine.gpus import gpu_slug
 from service.engine.weights import ResidentModel
-from service.kernels.dispatch_table import TunedSize, read_table, write_table
+from service.kernels.dispatch_table import (
+    TunedSize,
+    is_measured_under,
+    read_table,
+    write_table,
+)
 from service.kernels.launcher import Launcher
 from service.kernels.timing import Steadiness
 from service.kernels.tuner import Found, Operands, tune
@@ -48,7 +52,9 @@ def cache_path(model: Path | None, gpu: str) -> Path | None:
     if model is None:
         return None
     folder = model if model.is_dir() else model.parent
-    return folder / f"tilemlp-{gpu_slug(gpu)}.json"
+    # The whole name, since an NVIDIA H200 NVL is another card than an H200.
+    name = "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
+    return folder / f"tilemlp-{name}.json"
 
 
 def autotune(
@@ -60,12 +66,12 @@ def autotune(
     *,
     sweep: Sweep = tune,
 ) -> list[TunedSize]:
-    """The sizes of this model's table, from the file if it is of this GPU and library.
+    """The sizes of this model's table, from the file if it is of this GPU, library and shape.
 
     Args:
         model: Resident on `device`, of bf16 with SiLU.
         launcher: Of the library that has the kernels.
-        device: The GPU.
+        device: The GPU, which is the current one.
         max_batch_tokens: The largest batch.
         path: Where the table is kept; a folder that cannot be written is warned of.
         sweep: `tuner.tune`, or what tests put in its place.
@@ -73,9 +79,15 @@ def autotune(
     Raises:
         LibraryError: the file is not a table.
     """
-    about: dict[str, object] = {"gpu": device.name, "library": launcher.library.build_info}
+    about: dict[str, object] = {
+        "gpu": device.name,
+        "multiprocessors": device.num_sms,
+        "library": launcher.library.build_info,
+        "hidden": model.spec.hidden_size,
+        "intermediate": model.spec.intermediate_size,
+    }
     wanted = tuned_tokens(max_batch_tokens)
-    if path is not None and _is_of(path, about):
+    if path is not None and is_measured_under(path, about):
         kept = read_table(path)
         if {size.tokens for size in kept} >= set(wanted):
             logger.info("dispatch table read from %s", path)
@@ -87,14 +99,6 @@ def autotune(
         except OSError as error:
             logger.warning("dispatch table could not be kept in %s: %s", path, error)
     return sizes
-
-
-def _is_of(path: Path, about: dict[str, object]) -> bool:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and all(found.get(key) == about[key] for key in about)
 
 
 def _measure(

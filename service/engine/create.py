@@ -26,7 +26,14 @@ from service.engine.gpus import gpu_slug
 from service.engine.reference import ReferenceEngine
 from service.engine.weights import Progress, ResidentModel, load_model, open_model
 from service.errors import ConfigError
-from service.kernels.dispatch_table import DispatchTable, read_table, table_path
+from service.kernels.dispatch_table import (
+    TABLES,
+    DispatchTable,
+    is_measured_under,
+    read_table,
+    table_path,
+)
+from service.kernels.errors import LibraryError
 from service.kernels.launcher import default_launcher
 from service.kernels.library import Library
 
@@ -68,7 +75,7 @@ def create_engine(
         CheckpointError: the checkpoint cannot be served.
     """
     source = open_model(preset if model is None else model, name=model_name, layers=layers)
-    plan = plan_engine(source.spec, device, backend, dispatch, max_batch_tokens)
+    plan = plan_engine(source.spec, device, backend, dispatch, max_batch_tokens, autotune=autotune)
     said = describe_plan(plan)
     if plan.backend == "fused":
         gpu = CudaDevice(plan.device)
@@ -81,20 +88,43 @@ def create_engine(
         return FusedEngine(resident, gpu, gate_up), said
     if plan.device.type != "cpu":
         logger.warning("%s", said)
+    if autotune or dispatch != "table":
+        logger.warning("autotune and dispatch are for the fused kernels, which do not run here")
     resident = load_model(source, device=plan.device, progress=progress)
     return ReferenceEngine(resident, plan.device), said
 
 
 def bind_kernels(model: ModelSpec, dispatch: Mode, gpu: CudaDevice) -> GateUp:
-    """This installation's kernels for a model, with what was measured on GPUs of this name.
+    """This installation's kernels for a model, with what was measured on such a GPU.
 
     Raises:
         ConfigError: the library has no kernel for the mode.
-        LibraryError: there is no usable library, or the measurements are of another one.
+        LibraryError: there is no usable library.
     """
     launcher = default_launcher()
-    table = DispatchTable(read_table(table_path(gpu_slug(gpu.name))), launcher.library)
+    table = shipped_table(launcher.library, gpu.name, gpu.num_sms)
     return GateUp(launcher, model, dispatch, gpu.num_sms, table)
+
+
+def shipped_table(
+    library: Library, gpu: str, num_sms: int, folder: Path = TABLES
+) -> DispatchTable | None:
+    """The package's table of a GPU; None where it has none that fits GPU and library.
+
+    Args:
+        library: Whose kernels the table must name.
+        gpu: The GPU's full name; an NVIDIA H200 NVL is another card than an H200.
+        num_sms: Its multiprocessors, which MIG and other cuts change.
+        folder: Where the tables are.
+    """
+    path = table_path(gpu_slug(gpu), folder)
+    if not is_measured_under(path, {"gpu": gpu, "multiprocessors": num_sms}):
+        return None
+    try:
+        return DispatchTable(read_table(path), library)
+    except LibraryError as error:
+        logger.warning("the library's own estimate chooses kernels: %s", error)
+        return None
 
 
 def tune_kernels(
@@ -107,29 +137,30 @@ def tune_kernels(
     """The kernels for a resident model, by a table of its own.
 
     Raises:
-        ConfigError: the model's element type or activation is one that nothing is chosen for.
         LibraryError: the table beside the checkpoint is none.
     """
-    if not is_plain(resident.spec):
-        raise ConfigError(
-            "autotune: must be off for other models than bf16 with SiLU, whose kernels have no "
-            f"alternatives; this one is {resident.spec.dtype.value} with "
-            f"{resident.spec.activation}"
-        )
     launcher = default_launcher()
     path = cache_path(checkpoint, gpu.name)
-    sizes = measure_or_read(resident, launcher, gpu, max_batch_tokens, path)
+    with torch.cuda.device(gpu.device):
+        sizes = measure_or_read(resident, launcher, gpu, max_batch_tokens, path)
     table = DispatchTable(sizes, launcher.library)
     return GateUp(launcher, resident.spec, dispatch, gpu.num_sms, table)
 
 
 def plan_engine(
-    model: ModelSpec, device: str, backend: Setting, dispatch: Mode, max_batch_tokens: int
+    model: ModelSpec,
+    device: str,
+    backend: Setting,
+    dispatch: Mode,
+    max_batch_tokens: int,
+    *,
+    autotune: bool = False,
 ) -> Plan:
     """Which backend and device would serve a model on this machine, and why.
 
     Raises:
-        ConfigError: torch finds no such device, there is no such kernel, or the backend cannot run.
+        ConfigError: torch finds no such device, there is no such kernel, the backend cannot run, or
+            there is nothing to tune.
     """
     chosen, why_device = select_device(device)
     library = read_library()
@@ -145,6 +176,11 @@ def plan_engine(
     )
     if plan.backend == "fused" and isinstance(library, Library):
         validate_dispatch(dispatch, library.configs, plain=is_plain(model))
+        if autotune and not is_plain(model):
+            raise ConfigError(
+                "autotune: must be off for other models than bf16 with SiLU, whose kernels have no "
+                f"alternatives; this one is {model.dtype.value} with {model.activation}"
+            )
     return plan
 
 

@@ -3,7 +3,7 @@
 Several batches are in flight, each in a slot of its own: while one computes, the next is copied to
 the device and the last one back. Small batches are one CUDA graph each, copies included; larger
 ones go call by call on three streams. In the steady state nothing is allocated. Rows are computed
-in the resident dtype: gated is rounded to it once, the answer once more.
+in the resident dtype: gated is rounded to it once (twice by Kernel-1), the answer once more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One weight tensor, checked once: what an engine calls again and again with other tokens."""
+"""One weight tensor, checked once, for callers that multiply by it again and again."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,11 +114,25 @@ def read_table(path: Path) -> list[TunedSize]:
         ) from None
 
 
+def is_measured_under(path: Path, conditions: Mapping[str, object]) -> bool:
+    """Whether a file says of itself what is given, such as the GPU that it was measured on."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and all(
+        found.get(name) == value for name, value in conditions.items()
+    )
+
+
 def write_table(path: Path, about: dict[str, object], sizes: Sequence[TunedSize]) -> None:
     """Write a table and what it was measured with."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {**about, "sizes": [asdict(size) for size in sizes]}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    # Whole or not at all: a service may be reading it.
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n")
+    unfinished.replace(path)
 
 
 def _size(entry: dict[str, Any]) -> TunedSize:
@@ -137,6 +151,13 @@ def choice_of(tuned: Tuned, library: Library) -> KernelChoice:
     except KeyError:
         raise LibraryError(
             f"dispatch table: must name kernels of {library.path}, names {tuned.config}; "
-            "`tilemlp bench kernels --tune` makes a new one"
+            "`make kernels` builds the library that belongs to a table, "
+            "`tilemlp bench kernels --tune` makes a table for another"
         ) from None
-    return KernelChoice(config.id, Raster[tuned.raster.upper()], tuned.swizzle)
+    try:
+        raster = Raster[tuned.raster.upper()]
+    except KeyError:
+        raise LibraryError(
+            f"dispatch table: raster must be along_m or along_n, is {tuned.raster!r}"
+        ) from None
+    return KernelChoice(config.id, raster, tuned.swizzle)

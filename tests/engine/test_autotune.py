@@ -81,7 +81,9 @@ def test_the_next_start_reads_it(start, tmp_path):
     assert not again.seen
 
 
-@pytest.mark.parametrize("change", [{"gpu": "NVIDIA H100"}, {"library": "another build"}])
+@pytest.mark.parametrize(
+    "change", [{"gpu": "NVIDIA H100"}, {"library": "another build"}, {"multiprocessors": 114}]
+)
 def test_a_table_of_another_gpu_or_library_is_measured_anew(start, tmp_path, change):
     path = tmp_path / "table.json"
     start(path, Sweep())
@@ -90,6 +92,17 @@ def test_a_table_of_another_gpu_or_library_is_measured_anew(start, tmp_path, cha
     start(path, again)
     assert len(again.seen) == 6
     assert json.loads(path.read_text())["gpu"] == "NVIDIA H200"
+
+
+def test_a_table_of_another_shape_is_measured_anew(start, model, host_library, tmp_path):  # noqa: F811
+    path = tmp_path / "table.json"
+    start(path, Sweep())
+    other = make_model(hidden_size=64, intermediate_size=96)
+    again, device = Sweep(), FakeDevice()
+    device.name = "NVIDIA H200"
+    sizes = autotune(other, FakeLauncher(host_library), device, 300, path, sweep=again)
+    assert len(again.seen) == 6
+    assert {(size.hidden, size.intermediate) for size in sizes} == {(64, 96)}
 
 
 def test_a_table_that_lacks_a_size_is_measured_anew(start, tmp_path):
@@ -131,6 +144,7 @@ def test_without_a_place_nothing_is_kept(start):
 def test_it_lies_beside_the_checkpoint(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_text("")
-    assert cache_path(tmp_path, "NVIDIA H200") == tmp_path / "tilemlp-h200.json"
-    assert cache_path(file, "NVIDIA H200") == tmp_path / "tilemlp-h200.json"
+    assert cache_path(tmp_path, "NVIDIA H200") == tmp_path / "tilemlp-nvidia-h200.json"
+    assert cache_path(file, "NVIDIA H200") == tmp_path / "tilemlp-nvidia-h200.json"
     assert cache_path(None, "NVIDIA H200") is None
+    assert cache_path(tmp_path, "NVIDIA H200 NVL") != cache_path(tmp_path, "NVIDIA H200")

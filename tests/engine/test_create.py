@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from service.engine.base import DType
-from service.engine.create import create_engine, select_device
+from service.engine import create
+from service.engine.base import DType, ModelSpec
+from service.engine.choose import GpuFacts, Plan
+from service.engine.create import create_engine, plan_engine, select_device, shipped_table
 from service.engine.peaks import peak_flops
 from service.errors import ConfigError
+from service.kernels.dispatch_table import Tuned, TunedSize, write_table
+from service.kernels.library import Library
 from tests.checkpoints import mlp_tensors, write_checkpoint
+from tests.kernels.conftest import host_library  # noqa: F401 - a fixture
 
 H200 = "NVIDIA H200"
 
@@ -103,3 +109,87 @@ def test_refuses_a_gpu_where_there_is_none() -> None:
 )
 def test_peaks_are_the_dense_ones(name: str, dtype: DType, expected: float | None) -> None:
     assert peak_flops(name, dtype) == expected
+
+
+RANKED = (Tuned("pp_64x256_c1x1", "along_m", 1, 1.0), Tuned("k1_64x256_c2x1", "along_m", 1, 2.0))
+
+
+def test_a_table_is_for_the_card_it_was_measured_on(host_library: Library, tmp_path: Path) -> None:  # noqa: F811
+    about = {"gpu": H200, "multiprocessors": 132}
+    write_table(tmp_path / "h200.json", about, [TunedSize(896, 4864, 64, RANKED)])
+    table = shipped_table(host_library, H200, 132, tmp_path)
+    assert table is not None
+    assert table.best(64, 4864, 896) is not None
+    assert shipped_table(host_library, "NVIDIA H200 NVL", 132, tmp_path) is None
+    assert shipped_table(host_library, H200, 16, tmp_path) is None
+    assert shipped_table(host_library, "NVIDIA H100 80GB HBM3", 132, tmp_path) is None
+
+
+def test_a_table_of_another_library_is_warned_of_and_left_alone(
+    host_library: Library,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gone = TunedSize(896, 4864, 64, (Tuned("pp_1x1", "along_m", 1, 1.0),))
+    write_table(tmp_path / "h200.json", {"gpu": H200, "multiprocessors": 132}, [gone])
+    assert shipped_table(host_library, H200, 132, tmp_path) is None
+    assert "names pp_1x1; `make kernels`" in caplog.text
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("options", [{"autotune": True}, {"dispatch": "kernel1"}])
+def test_what_is_of_no_use_here_is_said(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"model": None, "preset": "qwen2.5-0.5b", "model_name": None, "layers": None}
+    create_engine(**given, device="cpu", **options)
+    assert "are for the fused kernels, which do not run here" in caplog.text
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch, host_library: Library) -> list[str]:  # noqa: F811
+    """A machine where the fused kernels run, so far as planning goes; returns what was called."""
+    called: list[str] = []
+
+    class Engine:
+        def __init__(self, resident: object, gpu: object, gate_up: str) -> None:
+            called.append(gate_up)
+
+    class Bound(str):
+        def describe(self, tokens: int) -> str:
+            return f"{self} up to {tokens}"
+
+    def load(source: Any, **_: object) -> str:
+        called.append("weights")
+        return "weights"
+
+    plan = Plan("fused", torch.device("cuda", 0), "a test says so")
+    monkeypatch.setattr(create, "select_device", lambda _: (torch.device("cuda", 0), ""))
+    monkeypatch.setattr(create, "read_gpu", lambda _: GpuFacts(H200, (9, 0), 1 << 40))
+    monkeypatch.setattr(create, "read_library", lambda: host_library)
+    monkeypatch.setattr(create, "choose_backend", lambda *_, **__: plan)
+    monkeypatch.setattr(create, "CudaDevice", lambda _: "gpu")
+    monkeypatch.setattr(create, "bind_kernels", lambda *_: Bound("shipped table"))
+    monkeypatch.setattr(create, "tune_kernels", lambda *_: Bound("own table"))
+    monkeypatch.setattr(create, "load_model", load)
+    monkeypatch.setattr(create, "FusedEngine", Engine)
+    return called
+
+
+@pytest.mark.parametrize(("autotune", "table"), [(False, "shipped table"), (True, "own table")])
+def test_autotune_gives_the_engine_a_table_of_its_own(
+    fused: list[str], autotune: bool, table: str
+) -> None:
+    given = {"model": None, "preset": "qwen2.5-0.5b", "model_name": None, "layers": None}
+    create_engine(**given, device="auto", autotune=autotune)
+    assert fused == ["weights", table]
+
+
+def test_a_model_without_alternatives_is_refused_before_its_weights_are_read(
+    fused: list[str],
+) -> None:
+    model = ModelSpec("gemma", 64, 128, (0,), "gelu_tanh", DType.BF16)
+    plan_engine(model, "auto", "auto", "table", 64)
+    with pytest.raises(ConfigError, match=r"^autotune: must be off .* bf16 with gelu_tanh$"):
+        plan_engine(model, "auto", "auto", "table", 64, autotune=True)
+    assert fused == []

@@ -12,6 +12,7 @@ from service.kernels.dispatch_table import (
     DispatchTable,
     Tuned,
     TunedSize,
+    is_measured_under,
     read_table,
     table_path,
     write_table,
@@ -87,6 +88,22 @@ def test_a_kernel_that_the_library_lacks_is_named(host_library):
     sizes = [TunedSize(8, 8, 1, (Tuned("pp_1x1", "along_m", 1, 1.0),))]
     with pytest.raises(LibraryError, match=r"names pp_1x1; .*--tune"):
         DispatchTable(sizes, host_library)
+
+
+def test_an_order_that_does_not_exist_is_named(host_library):
+    sizes = [TunedSize(8, 8, 1, (Tuned("pp_64x256_c1x1", "diagonal", 1, 1.0),))]
+    with pytest.raises(LibraryError, match="raster must be along_m or along_n, is 'diagonal'"):
+        DispatchTable(sizes, host_library)
+
+
+def test_a_file_says_what_it_was_measured_on(tmp_path):
+    path = tmp_path / "h200.json"
+    assert not is_measured_under(path, {"gpu": "NVIDIA H200"})
+    write_table(path, {"gpu": "NVIDIA H200", "multiprocessors": 132}, SIZES)
+    assert is_measured_under(path, {"gpu": "NVIDIA H200", "multiprocessors": 132})
+    assert not is_measured_under(path, {"gpu": "NVIDIA H200 NVL"})
+    assert not is_measured_under(path, {"gpu": "NVIDIA H200", "multiprocessors": 114})
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_tables_that_ship_fit_the_library(host_library):
