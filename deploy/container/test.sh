@@ -2,7 +2,7 @@
 # The container test, `make container-test`: builds both images of the Dockerfile with podman, then
 # runs tests/deploy/test_container.py against the real docker-compose.yml. Needs no Docker engine.
 #
-# Stand-ins, because registries of images are out of reach where this runs: Debian bookworm with its
+# Stand-ins, so that it needs no registry of images: Debian bookworm with its
 # Python for the python and CUDA images, Debian's Prometheus for Prometheus's own. So what this shows
 # is that the files build, start, serve and stop; not that NVIDIA's images fit, nor anything of a GPU.
 #
@@ -57,7 +57,7 @@ CONF
     "$work" "$work" > "$CONTAINERS_STORAGE_CONF"
 }
 
-# Debian with Python, and with what this machine needs to reach its package index.
+# Debian with Python, and with the host's certificates and pip settings, for hosts behind a proxy.
 base_image() {
   podman image exists localhost/standin && return
   local etc=$work/etc bundle=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}

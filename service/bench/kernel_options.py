@@ -106,7 +106,7 @@ def recorded_command(arguments: Sequence[str]) -> str:
         name, _, value = argument.partition("=")
         if skipped:
             skipped = False
-        elif name in {"--results", "--tables", "--commit"}:
+        elif name in {"--results", "--tables", "--docs", "--commit"}:
             skipped = not value
         else:
             kept.append(argument)
