@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, replace
 from itertools import chain
+from pathlib import Path
 
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
@@ -39,7 +41,10 @@ def run_tune(options: KernelBenchOptions, progress: Progress) -> list[str]:
         "steadiness": asdict(options.steadiness),
     }
     path = options.table_path(gpu_slug(str(gpu["gpu"])))
-    rows = {_key(size): size for size in read_table(path)} if options.add else {}
+    rows: dict[tuple[int, int, int], TunedSize] = {}
+    if options.add and path.exists():
+        rows = {_key(size): size for size in read_table(path)}
+        about["earlier"] = _earlier_runs(path)
     found: dict[Size, Found] = {}
     num_sms = int(str(gpu["multiprocessors"]))
     began, sizes = time.monotonic(), options.sizes
@@ -58,6 +63,13 @@ def run_tune(options: KernelBenchOptions, progress: Progress) -> list[str]:
         rows[_key(found[size].tuned)] = found[size].tuned
         write_table(path, about, [rows[key] for key in sorted(rows)])
     return [_line(size, entry) for size, entry in found.items()]
+
+
+def _earlier_runs(path: Path) -> list[dict[str, object]]:
+    """What the rows that stay were measured under, oldest first."""
+    document = json.loads(path.read_text())
+    del document["sizes"]
+    return [*document.pop("earlier", []), document]
 
 
 def _key(size: TunedSize) -> tuple[int, int, int]:

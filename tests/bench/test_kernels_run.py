@@ -129,6 +129,20 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch, capsys, tmp_path, cpu):
     assert len({(raster, swizzle) for _, raster, swizzle in swept if raster}) >= len(ORDERS)
 
 
+def test_what_is_tuned_later_joins_what_is_there(monkeypatch, capsys, tmp_path, cpu):
+    flags = ["--models", "0.5b", "--tables", str(tmp_path), "--tune", "--rounds", "1"]
+    for tokens, commit in (("4", "a"), ("8", "b"), ("8,16", "c")):
+        run(monkeypatch, capsys, *flags, "--tokens", tokens, "--add", "--commit", commit)
+    path = tmp_path / "h200.json"
+    assert [size.tokens for size in read_table(path)] == [4, 8, 16]
+    about = json.loads(path.read_text())
+    assert about["commit"] == "c"
+    assert [earlier["commit"] for earlier in about["earlier"]] == ["a", "b"]
+    run(monkeypatch, capsys, *flags, "--tokens", "4")
+    assert [size.tokens for size in read_table(path)] == [4]
+    assert "earlier" not in json.loads(path.read_text())
+
+
 def test_what_was_tuned_is_what_is_measured(monkeypatch, capsys, tmp_path, cpu):
     """The table's first is `fused`, its first of each kernel the other two columns."""
     ranked = [
