@@ -56,8 +56,9 @@ class GpuSampler:
         self._nvml = nvml
         self._interval_s = interval_s
         self._clock = clock
-        self._read_at = 0.0
-        self._readings: Mapping[str, Mapping[str, float]] = {}
+        # When, and what: in one piece, or a scrape between the two took old values for fresh.
+        self._last: tuple[float, Mapping[str, Mapping[str, float]]] = (0.0, {})
+        self._reported = ""
         self._ending = threading.Event()
 
     def start(self) -> None:
@@ -71,20 +72,41 @@ class GpuSampler:
 
     def readings(self) -> Mapping[str, Mapping[str, float]]:
         """The last values by GPU index and gauge; what could not be read lately is left out."""
-        return self._readings if self._clock() - self._read_at < _STALE_AFTER_S else {}
+        read_at, found = self._last
+        return found if self._clock() - read_at < _STALE_AFTER_S else {}
 
     def _sample(self) -> None:
-        try:
-            self._nvml.nvmlInit()
-            handles = {gpu.index: self._find(gpu) for gpu in self._gpus}
-        except self._nvml.NVMLError as error:
-            logger.warning("no mlp_gpu_… gauges from NVML: %s", error)
-            return
+        handles: Mapping[int, object] | None = None
         while not self._ending.is_set():
-            found = {str(index): self._read(handle) for index, handle in handles.items()}
-            self._read_at, self._readings = self._clock(), found
+            try:
+                if handles is None:
+                    handles = self._open()
+                found = {str(index): self._read(handle) for index, handle in handles.items()}
+                self._last = (self._clock(), found)
+            except self._nvml.NVMLError as error:
+                logger.warning("no mlp_gpu_… gauges from NVML: %s", error)
+                return
+            except Exception as error:  # noqa: BLE001 - said, and seen: the gauges go stale
+                self._report(error)
             self._ending.wait(self._interval_s)
-        self._nvml.nvmlShutdown()
+        if handles is not None:
+            self._nvml.nvmlShutdown()
+
+    def _report(self, error: Exception) -> None:
+        """Log what NVML should never raise; not each second anew."""
+        reason = repr(error)
+        if reason != self._reported:
+            self._reported = reason
+            logger.error("GPUs not read, trying again every %g s: %s", self._interval_s, reason)
+
+    def _open(self) -> Mapping[int, object]:
+        """Load NVML and find the GPUs; where one is missing, let go of NVML again."""
+        self._nvml.nvmlInit()
+        try:
+            return {gpu.index: self._find(gpu) for gpu in self._gpus}
+        except BaseException:
+            self._nvml.nvmlShutdown()
+            raise
 
     def _find(self, gpu: Gpu) -> object:
         # By UUID, because NVML counts GPUs that CUDA_VISIBLE_DEVICES hides, and in another order.
@@ -96,6 +118,6 @@ class GpuSampler:
             try:
                 found[name] = float(read(self._nvml, handle))
             except self._nvml.NVMLError:  # noqa: PERF203 - each may fail alone
-                # Not every GPU has every gauge: a MIG slice has no utilisation, a vGPU no power.
+                # Not every GPU has every gauge: a vGPU has no power.
                 continue
         return found

@@ -27,6 +27,8 @@ class FakeNvml:
     Attributes:
         gate: Cleared, every reading blocks, as with a driver in trouble.
         refused: Readings that the GPUs do not support.
+        broken: What every reading of power raises.
+        opened: Calls of nvmlInit that nvmlShutdown has not undone.
     """
 
     NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
@@ -37,18 +39,25 @@ class FakeNvml:
         self.gate = threading.Event()
         self.gate.set()
         self.refused: set[str] = set()
-        self.rounds = 0
+        self.broken: Exception | None = None
+        self.opened = 0
+        self.attempts = self.rounds = 0
         self.ended = threading.Event()
 
     def nvmlInit(self) -> None:  # noqa: N802
         if not self.library:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.opened += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802
+        self.opened -= 1
         self.ended.set()
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        return {"GPU-a": 1, "GPU-b": 2}[uuid]
+        handles = {"GPU-a": 1, "GPU-b": 2}
+        if uuid not in handles:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return handles[uuid]
 
     def _answer(self, name: str, value: object) -> object:
         assert self.gate.wait(30)
@@ -63,6 +72,9 @@ class FakeNvml:
         return self._answer("memory", SimpleNamespace(used=handle << 30, free=7, total=8))
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> object:  # noqa: N802
+        self.attempts += 1
+        if self.broken is not None:
+            raise self.broken
         return self._answer("power", 350_500 * handle)
 
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> object:  # noqa: N802
@@ -136,6 +148,86 @@ def test_no_library_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         assert sampler.readings() == {}
     (message,) = caplog.messages
     assert "Library Not Found" in message
+
+
+def test_a_gpu_that_nvml_does_not_know_is_said_and_nvml_let_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nvml = FakeNvml()
+    with sampling((ONE, Gpu(1, "GPU-c")), nvml) as sampler:
+        assert nvml.ended.wait(10)
+        wait_for(lambda: caplog.messages)
+        assert sampler.readings() == {}
+    (message,) = caplog.messages
+    assert "Not Found" in message
+    assert nvml.opened == 0
+
+
+def test_an_error_that_is_not_nvmls_is_said_once_and_reading_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nvml, now = FakeNvml(), [0.0]
+    with sampling((ONE,), nvml, clock=lambda: now[0]) as sampler:
+        wait_for(sampler.readings)
+        nvml.broken = TypeError("an int is no pointer")
+        before = nvml.attempts
+        wait_for(lambda: nvml.attempts > before + 3)
+        now[0] = 5.1
+        assert sampler.readings() == {}
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert "TypeError('an int is no pointer')" in record.getMessage()
+        nvml.broken = None
+        wait_for(sampler.readings)
+    assert nvml.ended.wait(10)
+    assert nvml.opened == 0
+
+
+def test_an_error_that_is_not_nvmls_at_the_start_is_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml()
+
+    def refuse(uuid: str) -> int:
+        raise OSError(f"no memory for {uuid}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nvml, "nvmlDeviceGetHandleByUUID", refuse)
+        with sampling((ONE,), nvml) as sampler:
+            wait_for(lambda: caplog.messages)
+            patch.undo()
+            wait_for(sampler.readings)
+            assert nvml.opened == 1
+    assert "no memory for GPU-b" in caplog.text
+
+
+def test_old_values_are_at_no_moment_shown_as_fresh() -> None:
+    nvml, now, shown = FakeNvml(), [0.0], []
+
+    class Watched(GpuSampler):
+        """Scrapes after every single assignment."""
+
+        watched = False
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if self.watched:
+                shown.append(self.readings())
+
+    sampler = Watched((ONE,), nvml, interval_s=0.01, clock=lambda: now[0])
+    sampler.start()
+    try:
+        wait_for(sampler.readings)
+        nvml.gate.clear()
+        time.sleep(0.05)
+        now[0] = 100.0
+        nvml.refused = {"power", "memory", "clock"}
+        sampler.watched = True
+        nvml.gate.set()
+        wait_for(lambda: len(shown) > 3)
+    finally:
+        sampler.stop()
+    assert all("mlp_gpu_sm_clock_hertz" not in one.get("0", {}) for one in shown)
 
 
 def test_it_reads_on_until_it_is_stopped() -> None:

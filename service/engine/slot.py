@@ -15,10 +15,10 @@ from service.engine.weights import TORCH_DTYPES, ResidentLayer
 
 
 class Products(Protocol):
-    """The two halves of the MLP on the device, enqueued on the current stream."""
+    """Gate/up, the fused first half of the MLP, on the device; down is a plain product here."""
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """Gate/up, [tokens, K] by [2N, K] into [tokens, N]."""
+        """Enqueue it on the current stream: [tokens, K] by [2N, K] into [tokens, N]."""
 
 
 @dataclass(frozen=True, slots=True)
