@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.engine.base import ModelSpec
 from service.engine.gate_up import ChosenKernel
@@ -14,18 +16,37 @@ from service.kernels import reference
 from service.kernels.library import KernelChoice
 
 
+class Operation(NamedTuple):
+    """What was asked of the device, or of the thread that asks.
+
+    Attributes:
+        where: The stream, or `host`.
+        what: `record`, `wait`, `copy`, `down`, `replay`, `capture`; `wait` of `host` blocks it.
+        event: Of a record or wait; None where the host waits for all there is.
+    """
+
+    where: str
+    what: str
+    event: FakeEvent | None = None
+
+
 class FakeEvent:
     """Counts; the time between two is always 1 ms."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: FakeDevice | None = None) -> None:
         self.records = 0
         self.waited_for = 0
+        self._device = device
 
     def record(self) -> None:
         self.records += 1
+        if self._device is not None:
+            self._device.note("record", self)
 
     def synchronize(self) -> None:
         self.waited_for = self.records
+        if self._device is not None:
+            self._device.log.append(Operation("host", "wait", self))
 
     def elapsed_time(self, other: FakeEvent) -> float:
         assert other is not self
@@ -33,8 +54,29 @@ class FakeEvent:
 
 
 class FakeStream:
+    def __init__(self, device: FakeDevice, name: str) -> None:
+        self.name = name
+        self._device = device
+
     def wait_event(self, event: FakeEvent) -> None:
         assert event.records, "waited for nothing"
+        self._device.log.append(Operation(self.name, "wait", event))
+
+
+class _Watch(TorchDispatchMode):
+    """Notes which of torch's calls a GPU would run on the current stream."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default and len(args) > 2 and args[2]:
+            # Only copies across the bus are asked not to block.
+            self._device.note("copy")
+        elif func is torch.ops.aten.mm.out:
+            self._device.note("down")
+        return func(*args, **(kwargs or {}))
 
 
 class FakeDevice:
@@ -45,13 +87,18 @@ class FakeDevice:
         captures: Graphs captured.
         replays: Graphs launched.
         idle: Called by `synchronize`.
+        log: What was asked of it, in order.
     """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.name = "fake GPU"
         self.num_sms = 132
-        self.h2d, self.compute, self.d2h = FakeStream(), FakeStream(), FakeStream()
+        self.h2d, self.compute, self.d2h = (
+            FakeStream(self, name) for name in ("h2d", "compute", "d2h")
+        )
+        self.log: list[Operation] = []
+        self._current = threading.local()
         self.pin = False
         self.captures = self.replays = 0
         self.idle: Callable[[], None] = lambda: None
@@ -63,7 +110,23 @@ class FakeDevice:
     @contextmanager
     def on(self, stream: FakeStream):
         assert threading.get_ident() in self.entered
-        yield
+        self._current.stream = stream
+        try:
+            yield
+        finally:
+            self._current.stream = self.compute
+
+    def note(self, what: str, event: FakeEvent | None = None) -> None:
+        """Log something on the calling thread's current stream."""
+        stream = getattr(self._current, "stream", self.compute)
+        self.log.append(Operation(stream.name, what, event))
+
+    @contextmanager
+    def watched(self):
+        """Log anew, and the calling thread's copies and products as well."""
+        self.log.clear()
+        with _Watch(self):
+            yield
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows, columns), float("nan"), dtype=dtype)
@@ -75,21 +138,24 @@ class FakeDevice:
         return self.pin
 
     def event(self) -> FakeEvent:
-        return FakeEvent()
+        return FakeEvent(self)
 
     def timer(self, *, in_graph: bool = False) -> FakeEvent:
-        return FakeEvent()
+        return FakeEvent(self)
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
         self.captures += 1
+        self.note("capture")
 
         def replay() -> None:
             self.replays += 1
+            self.note("replay")
             enqueue()
 
         return replay
 
     def synchronize(self) -> None:
+        self.log.append(Operation("host", "wait"))
         self.idle()
 
 
