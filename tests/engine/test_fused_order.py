@@ -1,0 +1,165 @@
+"""In what order the fused engine's streams and threads wait for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+
+from service.engine import staging
+from service.engine.base import Batch, Output
+from service.engine.cuda_device import CudaDevice
+from service.engine.slot import Slot
+from service.engine.warm_up import prepare_threads
+from service.errors import EngineError
+from tests.engine.batches import make_batch, make_model
+from tests.engine.fake_device import FakeDevice, Operation
+from tests.engine.fused_engines import (
+    MAX_TOKENS,
+    Made,
+    draw,
+)
+
+
+def watch(made: Made, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+    """Run a batch; what happened, with rows in and out of pinned memory as `fill` and `empty`."""
+    log = made.device.log
+    made.gate_up.before = lambda x: made.device.note("gate/up")
+
+    def noting(method, what: str):
+        def call(*args):
+            log.append(Operation("host", what))
+            return method(*args)
+
+        return call
+
+    with monkeypatch.context() as patch, made.device.watched():
+        patch.setattr(staging.Upload, "_fill_part", noting(staging.Upload._fill_part, "fill"))
+        patch.setattr(staging.Download, "_deliver", noting(staging.Download._deliver, "empty"))
+        made.engine.run(batch)
+    return list(log)
+
+
+def assert_order(log: list[Operation], *steps: Operation) -> None:
+    """All of a step comes before any of the next."""
+    for step in steps:
+        assert step in log, f"never: {step}"
+    for earlier, later in pairwise(steps):
+        last = len(log) - 1 - log[::-1].index(earlier)
+        assert last < log.index(later), f"not all before {later}: {earlier}"
+
+
+def the_slot(made: Made) -> Slot:
+    slot = made.engine._slots.get()
+    made.engine._slots.put(slot)
+    return slot
+
+
+@pytest.mark.parametrize("output", Output)
+@pytest.mark.parametrize("tokens", [17, 40, 200])
+def test_streams_of_a_large_batch_wait_for_each_other(
+    make, monkeypatch, output: Output, tokens: int
+) -> None:
+    made = make(slots=1)
+    slot = the_slot(made)
+    batch = make_batch(made.engine.model, [draw(tokens)], output=output)
+    log = watch(made, batch, monkeypatch)
+    arrived, done, end = slot.timers.arrived, slot.done, slot.timers.end
+    assert_order(
+        log,
+        Operation("h2d", "copy"),
+        Operation("h2d", "record", arrived),
+        Operation("compute", "wait", arrived),
+        Operation("compute", "gate/up"),
+        *([Operation("compute", "down")] if output is Output.MLP else []),
+        Operation("compute", "record", done),
+        Operation("d2h", "wait", done),
+        Operation("d2h", "copy"),
+        Operation("d2h", "record", end),
+        Operation("host", "wait", end),
+    )
+    # The first answers are read when the first piece has come, not when the last has.
+    first = log.index(Operation("host", "empty"))
+    assert Operation("host", "wait", slot.download.pieces.events[0]) in log[:first]
+    assert {one.where for one in log if one.what == "copy"} == {"h2d", "d2h"}
+
+
+@pytest.mark.parametrize("output", Output)
+def test_answers_of_a_graph_are_read_when_it_is_over(make, monkeypatch, output: Output) -> None:
+    made = make(slots=1)
+    slot = the_slot(made)
+    batch = make_batch(made.engine.model, [draw(3), draw(5)], output=output)
+    log = watch(made, batch, monkeypatch)
+    assert_order(
+        log,
+        Operation("host", "fill"),
+        Operation("compute", "replay"),
+        Operation("compute", "gate/up"),
+        Operation("compute", "record", slot.done),
+        Operation("host", "wait", slot.done),
+        Operation("host", "empty"),
+    )
+    assert {one.where for one in log if one.what in {"copy", "gate/up", "down"}} == {"compute"}
+
+
+def test_graphs_are_captured_when_every_kernel_has_run_and_ended() -> None:
+    made = Made(make_model(), 2)
+    made.gate_up.before = lambda x: made.device.note("gate/up")
+    made.engine.warm_up(MAX_TOKENS)
+    before = made.device.log[: made.device.log.index(Operation("compute", "capture"))]
+    assert_order(before, Operation("compute", "gate/up"), Operation("host", "wait"))
+
+
+def test_threads_that_prepare_live_until_each_has_a_handle(monkeypatch) -> None:
+    """One that ends hands its handle on: two would have one, and the engine's threads too few."""
+    model, device = make_model(), FakeDevice()
+    slots = [Slot(device, model.spec, 1) for _ in range(3)]
+    there: list[threading.Thread] = []
+    alive: list[bool] = []
+    product = torch.mm
+
+    def slow(*args, **options):
+        there.append(threading.current_thread())
+        time.sleep(0.1 * len(there))
+        alive.extend(thread.is_alive() for thread in list(there))
+        return product(*args, **options)
+
+    monkeypatch.setattr(torch, "mm", slow)
+    prepare_threads(device, slots, model.layers[0])
+    assert len(set(there)) == 3
+    assert all(alive)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_bears_other_threads_and_ends_whatever_happens(monkeypatch, fails: bool) -> None:
+    calls: list[object] = []
+
+    class Graph:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            calls.append((pool, capture_error_mode))
+
+        def capture_end(self) -> None:
+            calls.append("end")
+
+        def replay(self) -> None:
+            calls.append("replay")
+
+    def enqueue() -> None:
+        calls.append("enqueue")
+        if fails:
+            raise EngineError("no such kernel")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    device = CudaDevice.__new__(CudaDevice)
+    device._pool = "pool"
+    if fails:
+        with pytest.raises(EngineError, match="no such kernel"):
+            device.capture(enqueue)
+    else:
+        device.capture(enqueue)()
+    # In global mode an upload that is pinned meanwhile would fail, and the capture with it.
+    started = [("pool", "thread_local"), "enqueue", "end"]
+    assert calls == (started if fails else [*started, "replay"])
