@@ -114,11 +114,12 @@ function gpuRows(scrape) {
   });
 }
 
-/** Whether requests are accepted, whether the engine computes right, and what runs. */
+/** Whether requests are accepted, whether the engine computes right, what runs and since when. */
 function state(scrape) {
   return {
     ready: sum(scrape, "mlp_ready") === 1,
     healthy: sum(scrape, "mlp_engine_healthy") === 1,
     build: select(scrape, "mlp_build_info")[0]?.labels ?? {},
+    started: sum(scrape, "process_start_time_seconds"),
   };
 }

@@ -24,8 +24,8 @@ class Timeline {
     if (last === null) return;
     // Whole milliseconds, so that five polls of 2 s are 10 s and not a little less.
     const seconds = Math.round((time - last.time) * 1e3) / 1e3;
-    if (seconds > HISTORY_S) {
-      // The tab was hidden for longer than anything here is about.
+    if (seconds <= 0 || seconds > HISTORY_S) {
+      // The clock was set back, or the tab was hidden for longer than anything here is about.
       this.points = [];
       return;
     }
@@ -72,23 +72,31 @@ async function poll() {
   asking = true;
   clearTimeout(timer);
   try {
-    const answer = await fetch("metrics", {
-      cache: "no-store",
-      signal: AbortSignal.timeout(TIMEOUT_S * 1e3),
-    });
+    const answer = await get("metrics");
     if (!answer.ok) throw new Error(`/metrics answered ${answer.status}`);
     const scrape = parseExposition(await answer.text());
-    timeline.add(performance.now() / 1e3, scrape);
-    await showState(state(scrape));
+    // Not performance.now(), which may stand still while a laptop is suspended: what was counted
+    // meanwhile would all be put down to the few seconds around it.
+    timeline.add(Date.now() / 1e3, scrape);
+    const now = state(scrape);
+    showState(now);
     show();
+    if (!now.ready || !now.healthy) await showReason();
   } catch (error) {
     setStatus("bad", "No answer", `${error.message}; the numbers below are old.`);
+  } finally {
+    asking = false;
+    if (!paused && !document.hidden) timer = setTimeout(poll, POLL_S * 1e3);
   }
-  asking = false;
-  if (!paused && !document.hidden) timer = setTimeout(poll, POLL_S * 1e3);
 }
 
-async function showState({ ready, healthy, build }) {
+/** GET something fresh, in time or not at all. */
+function get(url, options = {}) {
+  const signal = AbortSignal.timeout(TIMEOUT_S * 1e3);
+  return fetch(url, { cache: "no-store", signal, ...options });
+}
+
+function showState({ ready, healthy, build, started }) {
   byId("build").textContent = [
     build.model,
     build.backend && `${build.backend} backend`,
@@ -98,13 +106,24 @@ async function showState({ ready, healthy, build }) {
   ]
     .filter(Boolean)
     .join(" · ");
-  loadDefaults(build.model).catch(forgetDefaults);
+  loadDefaults(build.model, started).catch(forgetDefaults);
   if (ready && healthy) {
     setStatus("good", "Ready", "");
   } else {
-    const answer = await fetch("health/ready", { cache: "no-store" });
-    const { error } = await answer.json();
-    setStatus(healthy ? "wait" : "bad", healthy ? "Not ready" : "Engine unhealthy", error ?? "");
+    const word = healthy ? "Not ready" : "Engine unhealthy";
+    // The last poll's reason stays until this one's is known, if it is about the same.
+    const same = byId("status").textContent === word;
+    setStatus(healthy ? "wait" : "bad", word, same ? byId("reason").textContent : "");
+  }
+}
+
+/** Why requests are not accepted, in the service's words; that it does not say, if so. */
+async function showReason() {
+  try {
+    const { error } = await (await get("health/ready")).json();
+    setReason(error ?? "");
+  } catch (error) {
+    setReason(`Why is not known: /health/ready: ${error.message}`);
   }
 }
 
@@ -112,9 +131,13 @@ async function showState({ ready, healthy, build }) {
 function setStatus(kind, word, reason) {
   byId("status").className = `status ${kind}`;
   if (byId("status").textContent !== word) byId("status").textContent = word;
+  setReason(reason);
+  document.body.classList.toggle("stale", word === "No answer");
+}
+
+function setReason(reason) {
   if (byId("reason").textContent !== reason) byId("reason").textContent = reason;
   byId("reason").hidden = !reason;
-  document.body.classList.toggle("stale", word === "No answer");
 }
 
 function show() {

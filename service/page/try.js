@@ -20,21 +20,37 @@ let defaultsOf = null;
 let hiddenSize = 0;
 let sending = false;
 
-/** Layers and hidden size of the model, asked for once, or again when a key was missing. */
-async function loadDefaults(model) {
-  if (!model || defaultsOf === model) return;
-  defaultsOf = model;
+/**
+ * Layers and hidden size of the model, asked for once in the life of a service that `started`
+ * then, or again when a key was missing or there was no good answer.
+ */
+async function loadDefaults(model, started) {
+  // After a restart the same model may have other layers resident.
+  const wanted = `${model} since ${started}`;
+  if (!model || defaultsOf === wanted) return;
+  defaultsOf = wanted;
   const url = `v2/models/${encodeURIComponent(model)}/config`;
-  const answer = await fetch(url, { headers: authorization() });
+  const answer = await get(url, { headers: authorization() });
   document.getElementById("key-hint").hidden = answer.status !== 401;
-  if (!answer.ok) return;
+  if (!answer.ok) {
+    // With the same key the answer would be 401 again.
+    if (answer.status !== 401) forgetDefaults();
+    return;
+  }
   const config = await answer.json();
+  // While it was on its way, another service may have been asked.
+  if (defaultsOf !== wanted) return;
+  const sizeBefore = hiddenSize;
   hiddenSize = config.input[0].dims[1];
   const layers = config.parameters.layers.string_value.split(",");
-  form.layer.replaceChildren(...layers.map((layer) => new Option(layer, layer)));
+  const chosen = form.layer.value;
+  form.layer.replaceChildren(
+    ...layers.map((layer) => new Option(layer, layer, false, layer === chosen)),
+  );
   document.getElementById("shape").textContent =
     `${model}: rows of ${hiddenSize} numbers, ${config.parameters.activation.string_value}`;
-  fill();
+  // A body that still fits may be the reader's own.
+  if (hiddenSize !== sizeBefore) fill();
 }
 
 /** Have the next poll ask again. */
@@ -132,4 +148,6 @@ function preview(text, ok) {
 form.addEventListener("submit", send);
 form.rows.addEventListener("input", fill);
 form.values.addEventListener("change", fill);
-form.key.addEventListener("change", () => hiddenSize || forgetDefaults());
+form.key.addEventListener("change", () => {
+  if (!hiddenSize || !document.getElementById("key-hint").hidden) forgetDefaults();
+});

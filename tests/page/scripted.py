@@ -9,10 +9,14 @@ from tests.page.browser import Watched
 from tests.servers import wait_until
 
 URL = "http://page.test/"
-CONFIG = {
-    "input": [{"dims": [-1, 4]}],
-    "parameters": {"layers": {"string_value": "3,7"}, "activation": {"string_value": "silu"}},
-}
+
+
+def config(*, layers: str = "3,7", hidden: int = 4) -> dict:
+    """What the page reads of a model's configuration."""
+    return {
+        "input": [{"dims": [-1, hidden]}],
+        "parameters": {"layers": {"string_value": layers}, "activation": {"string_value": "silu"}},
+    }
 
 
 def new_metrics(kernels: tuple[str, ...] = ("kernel1", "kernel2"), **options) -> Metrics:
@@ -41,6 +45,23 @@ def gpu_series(gpu: int, utilisation: float, nbytes: float, watts: float, hertz:
     )
 
 
+def work(metrics, *, ok: int = 0, full: int = 0, seconds: float = 0.001) -> None:
+    """Requests of one token, each a batch of its own."""
+    for _ in range(ok):
+        metrics.batch_started("idle", 1, 1)
+        metrics.batch_succeeded(
+            tokens=1,
+            flops=10**10,
+            busy_s=0.01,
+            kernels=[("kernel2", 0.0005)],
+            stages={"compute": 0.0005},
+        )
+        metrics.stage("queue", 0.0001)
+        metrics.request_ended("mlp", "ok", seconds)
+    for _ in range(full):
+        metrics.request_ended("v2", "queue_full", 0.0)
+
+
 class Scripted:
     """The page, open, with nothing but this test behind it.
 
@@ -48,6 +69,8 @@ class Scripted:
         metrics: What /metrics shows; the test counts in it.
         extra: Text that follows it.
         reason: What /health/ready says where it is asked.
+        silent: Paths that are asked for and never answered.
+        config, config_status: How the model's configuration is answered.
         down: Whether nobody answers.
         scrapes: How often /metrics was asked for.
     """
@@ -56,6 +79,8 @@ class Scripted:
         self.page = watched.page
         self.metrics = metrics or new_metrics()
         self.extra = self.reason = ""
+        self.silent: set[str] = set()
+        self.config, self.config_status = config(), 200
         self.down = False
         self.scrapes = 0
         self.page.route("**/*", self._answer)
@@ -72,13 +97,15 @@ class Scripted:
             route.fulfill(body=html, headers=headers)
         elif self.down:
             route.abort("connectionrefused")
+        elif path in self.silent:
+            pass
         elif path == "metrics":
             self.scrapes += 1
             route.fulfill(body=self.metrics.render().decode() + self.extra)
         elif path == "health/ready":
             route.fulfill(status=503, json={"ready": False, "error": self.reason})
         elif path == "v2/models/m/config":
-            route.fulfill(json=CONFIG)
+            route.fulfill(status=self.config_status, json=self.config)
         else:
             raise AssertionError(f"the page asks for {path}")
 
@@ -101,3 +128,13 @@ class Scripted:
         """A table's rows, as shown."""
         rows = self.page.locator(f"#{name} tbody tr").all()
         return [[cell.strip() for cell in row.locator("th, td").all_inner_texts()] for row in rows]
+
+
+def restart(page: Scripted, started: str) -> None:
+    """Have the next scrape come from a process that started then."""
+    page.extra = f"process_start_time_seconds {started}\n"
+
+
+def layers(page: Scripted) -> list[str]:
+    """What the form offers as layers."""
+    return page.page.locator("#try [name=layer] option").all_inner_texts()

@@ -9,30 +9,13 @@ import pytest
 from service.errors import outcomes
 from service.metrics import APIS
 from tests.page.browser import PHONE, overflowing
-from tests.page.scripted import Scripted, gpu_series, new_metrics
+from tests.page.scripted import Scripted, gpu_series, new_metrics, work
 from tests.servers import wait_until
 
 
 @pytest.fixture
 def scripted(opened):
     return lambda **options: Scripted(opened(**options.pop("context", {})), **options)
-
-
-def work(metrics, *, ok: int = 0, full: int = 0, seconds: float = 0.001) -> None:
-    """Requests of one token, each a batch of its own."""
-    for _ in range(ok):
-        metrics.batch_started("idle", 1, 1)
-        metrics.batch_succeeded(
-            tokens=1,
-            flops=10**10,
-            busy_s=0.01,
-            kernels=[("kernel2", 0.0005)],
-            stages={"compute": 0.0005},
-        )
-        metrics.stage("queue", 0.0001)
-        metrics.request_ended("mlp", "ok", seconds)
-    for _ in range(full):
-        metrics.request_ended("v2", "queue_full", 0.0)
 
 
 def test_before_any_traffic(scripted):
