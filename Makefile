@@ -7,7 +7,7 @@ SERVE_FLAGS ?=
 TOOLS := build/deploy-tools
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: serve test lint types unit kernels venv readme dashboard deploy-tools bench locks container-test clean
+.PHONY: serve test lint types unit kernels kernel-tools venv readme dashboard deploy-tools bench locks container-test clean
 
 serve: $(VENV)/.serve
 	$(BIN)/tilemlp serve $(SERVE_FLAGS)
@@ -35,10 +35,13 @@ venv: $(VENV)/.dev
 
 # The fused Hopper kernels, build/csrc/libswiglu.so; needs CMake and nvcc 12.8 to 13.x. Fails on
 # register spills, serialised WGMMAs and calls in a kernel.
-kernels: $(VENV)/.dev
-	$(BIN)/python -m pip install -q -c constraints.txt nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+kernels: kernel-tools
 	cmake -S csrc -B build/csrc -DPython3_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build build/csrc --parallel 2
+
+# What reads the compiled kernels for those checks.
+kernel-tools: $(VENV)/.dev
+	$(BIN)/python -m pip install -q -c constraints.txt nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 
 # What README.md says of settings, metrics and measurements, and docs/paper.md, rendered from code
 # and results.
