@@ -95,7 +95,8 @@ def test_retry_after_is_honoured(load):
     assert not result.ok
     # Both pause for 1 s of 1.3 s, on connections that stay open.
     assert result.latency.max_s < 0.5
-    assert result.requests_per_s * 1.3 == pytest.approx(result.statuses["200"], abs=2)
+    # Each of the two may end one request after the time is over; half of one for the rounding.
+    assert result.requests_per_s * 1.3 == pytest.approx(result.statuses["200"], abs=2.5)
     assert server.connections == 2 + 3 + 8
 
 
