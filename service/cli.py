@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, TypeVar
 
 import typer
 from pydantic.fields import FieldInfo
@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_T = TypeVar("_T")
 _err = Console(stderr=True, highlight=False)
 # Refused before anything was started, as other tools do for wrong usage.
 _EXIT_REFUSED = 2
@@ -228,6 +229,22 @@ def bench_service(
         typer.echo(line)
 
 
+def _run_gpu_bench(
+    run: Callable[[_T, Callable[[int, int, str], None]], list[str]], options: _T
+) -> None:
+    """Run with a progress bar, then print the lines that come back."""
+    with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
+        task = bar.add_task("ceilings of this card", total=None)
+        lines = run(
+            options,
+            lambda done, total, what: bar.update(
+                task, completed=done, total=total, description=what
+            ),
+        )
+    for line in lines:
+        typer.echo(line)
+
+
 @bench.command("kernels")
 def bench_kernels(
     models: Annotated[
@@ -297,17 +314,7 @@ def bench_kernels(
         command=recorded_command(sys.argv[1:]),
         commit=commit,
     )
-    run = run_tune if tune else run_kernel_bench
-    with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
-        task = bar.add_task("ceilings of this card", total=None)
-        lines = run(
-            options,
-            lambda done, total, what: bar.update(
-                task, completed=done, total=total, description=what
-            ),
-        )
-    for line in lines:
-        typer.echo(line)
+    _run_gpu_bench(run_tune if tune else run_kernel_bench, options)
 
 
 @bench.command("paper")
@@ -374,13 +381,4 @@ def bench_paper(
         command=recorded_command(sys.argv[1:]),
         commit=commit,
     )
-    with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
-        task = bar.add_task("ceilings of this card", total=None)
-        lines = run_paper_bench(
-            options,
-            lambda done, total, what: bar.update(
-                task, completed=done, total=total, description=what
-            ),
-        )
-    for line in lines:
-        typer.echo(line)
+    _run_gpu_bench(run_paper_bench, options)

@@ -73,9 +73,9 @@ class Settings(BaseSettings):
     )
     autotune: bool = Field(
         default=False,
-        description="Measure the fused kernels for this model on this GPU at start, about half a "
-        "minute, and keep the table beside the checkpoint, if that folder may be written, for the "
-        "next start.",
+        description="Measure the fused kernels for this model on this GPU at start, which "
+        "takes a while, and keep the table beside the checkpoint, if that folder may be written, "
+        "for the next start.",
     )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")

@@ -25,13 +25,12 @@ from service.engine.gpus import gpu_slug
 from service.kernels.dispatch_table import DispatchTable, read_table
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
-from service.kernels.timing import CapturedCalls, Steadiness, Timing, measure
-from service.kernels.tuner import candidates, choice_name, fused_calls
+from service.kernels.timing import CapturedCalls, Timing, measure
+from service.kernels.tuner import GLANCE, candidates, choice_name, fused_calls, time_choices
 
 PACKAGES = ("torch", "triton", "quack-kernels", "nvidia-cutlass-dsl", "numpy")
-# Where nothing was tuned, every instance is looked at briefly, and the fastest are measured as
-# everything else.
-_GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
+# Where nothing was tuned, every instance is looked at briefly, and so many of the fastest are
+# measured as everything else.
 _SHORTLISTED = 2
 _OURS = ("fused", "kernel1", "kernel2")
 
@@ -145,17 +144,13 @@ class KernelBench:
         known = [choice for choice in tuned if configs[choice.config].kernel == kernel]
         if known:
             return known[:_SHORTLISTED]
-        choices = {
-            config.name: KernelChoice(config.id)
+        choices = [
+            KernelChoice(config.id)
             for config in candidates(self._launcher.library)
             if config.kernel == kernel
-        }
-        glances = measure(
-            {name: self._capture(problem, choice) for name, choice in choices.items()}, _GLANCE
-        )
-        return [choices[name] for name in sorted(choices, key=lambda name: glances[name].us)][
-            :_SHORTLISTED
         ]
+        us = time_choices(self._launcher, problem.operands, choices, GLANCE)
+        return sorted(choices, key=us.__getitem__)[:_SHORTLISTED]
 
     def _capture(self, problem: Problem, choice: KernelChoice) -> CapturedCalls:
         return CapturedCalls(fused_calls(self._launcher, problem.operands, choice))

@@ -24,7 +24,8 @@ ORDERS = (
     *((Raster.ALONG_M, swizzle) for swizzle in (1, 2, 4, 6, 8, 12)),
     *((Raster.ALONG_N, swizzle) for swizzle in (1, 4, 8)),
 )
-_GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
+# Enough to tell which few are worth more.
+GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
 _INSTANCES_KEPT = 3
 _CHOICES_KEPT = 3
 
@@ -75,6 +76,24 @@ def candidates(library: Library) -> list[KernelConfig]:
     return [config for config in library.configs if not config.comparison]
 
 
+def time_choices(
+    launcher: Launcher,
+    operands: Operands,
+    choices: Sequence[KernelChoice],
+    steadiness: Steadiness,
+) -> dict[KernelChoice, float]:
+    """Microseconds of a launch by each choice."""
+    names = {choice: choice_name(choice, launcher.library) for choice in choices}
+    timings = measure(
+        {
+            name: CapturedCalls(fused_calls(launcher, operands, choice))
+            for choice, name in names.items()
+        },
+        steadiness,
+    )
+    return {choice: timings[name].us for choice, name in names.items()}
+
+
 def tune(
     launcher: Launcher,
     operands: Operands,
@@ -109,22 +128,11 @@ def measure_again(
         steadiness: As for `tune`.
     """
     choices = {tuned: choice_of(tuned, launcher.library) for tuned in size.ranked}
-    timings = measure(
-        {
-            choice_name(choice, launcher.library): CapturedCalls(
-                fused_calls(launcher, operands, choice)
-            )
-            for choice in choices.values()
-        },
-        steadiness.for_tokens(size.tokens),
+    us = time_choices(
+        launcher, operands, list(choices.values()), steadiness.for_tokens(size.tokens)
     )
     both = [
-        replace(
-            tuned,
-            us=round(
-                geometric_mean((tuned.us, timings[choice_name(choice, launcher.library)].us)), 2
-            ),
-        )
+        replace(tuned, us=round(geometric_mean((tuned.us, us[choice])), 2))
         for tuned, choice in choices.items()
     ]
     return replace(size, ranked=tuple(sorted(both, key=lambda tuned: tuned.us)))
@@ -173,8 +181,8 @@ class _Sweep:
         return ORDERS[:1] if one_row else ORDERS
 
     def _by_time(self, choices: Sequence[KernelChoice]) -> list[KernelChoice]:
-        glances = measure({self._name(it): self._capture(it) for it in choices}, _GLANCE)
-        return sorted(choices, key=lambda choice: glances[self._name(choice)].us)
+        us = time_choices(self._launcher, self._operands, choices, GLANCE)
+        return sorted(choices, key=us.__getitem__)
 
     def _with_each_kernel(self, ranked: Sequence[KernelChoice], count: int) -> list[KernelChoice]:
         """The first `count`, and the first of every kernel that is not among them."""
