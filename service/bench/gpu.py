@@ -9,6 +9,11 @@ import torch
 _FIELDS = ("name", "driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
 
 
+def watts_and_mhz() -> tuple[float, float]:
+    """What the card draws and its multiprocessors' clock, now."""
+    return torch.cuda.power_draw() / 1e3, float(torch.cuda.clock_rate())
+
+
 def describe_gpu() -> dict[str, object]:
     """Name, driver, power limit in watts, highest clocks in MHz and multiprocessors.
 

@@ -106,6 +106,17 @@ def merge_rows(old: Sequence[KernelRow], new: Sequence[KernelRow]) -> list[Kerne
     return sorted(rows.values(), key=lambda row: (row.hidden * row.intermediate, row.tokens))
 
 
+def supersede(old: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """Earlier runs without the sizes that `new` measured again, and without runs left with none."""
+    again = {(size["model"], size["tokens"]) for size in new["sizes"]}
+    kept = []
+    for run in old:
+        sizes = [size for size in run["sizes"] if (size["model"], size["tokens"]) not in again]
+        if sizes:
+            kept.append({**run, "sizes": sizes})
+    return [*kept, new]
+
+
 def write_about(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     """Write the runs that a results file came from, the latest last."""
     path.write_text(json.dumps({"runs": list(runs)}, indent=1) + "\n")

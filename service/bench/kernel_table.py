@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from service.bench.kernel_choice import choices_in_short, read_choices
 from service.bench.kernel_results import KernelRow, read_about, read_rows
 from service.bench.markdown import describe_run, markdown_table
 
@@ -67,10 +68,12 @@ def _in_short(rows: Sequence[KernelRow], runs: Sequence[dict[str, Any]]) -> str:
         )
         for run in runs
     )
-    return (
-        f"{markdown_table(header, lines)}\n\nHost microseconds of one call from Python, one "
-        f"run after the other: {hosts}."
+    said = (
+        markdown_table(header, lines),
+        choices_in_short(read_choices(runs)),
+        f"Host microseconds of one call from Python, one run after the other: {hosts}.",
     )
+    return "\n\n".join(filter(None, said))
 
 
 def _kernel_cells(row: KernelRow) -> tuple[str, ...]:

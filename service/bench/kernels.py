@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from service.bench.ceilings import measure_ceilings, measure_host_us
 from service.bench.environment import describe_environment
-from service.bench.gpu import describe_gpu
+from service.bench.gpu import describe_gpu, watts_and_mhz
 from service.bench.kernel_options import KernelBenchOptions, Progress, require_gpu
 from service.bench.kernel_problem import Problem, Size, draw_problems
 from service.bench.kernel_results import (
@@ -17,12 +17,13 @@ from service.bench.kernel_results import (
     merge_rows,
     read_about,
     read_rows,
+    supersede,
     write_about,
     write_rows,
 )
 from service.bench.kernel_variants import eager, make_calls
 from service.engine.gpus import gpu_slug
-from service.kernels.dispatch_table import DispatchTable, read_table
+from service.kernels.dispatch_table import DispatchTable, table_of_card
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
 from service.kernels.timing import CapturedCalls, Timing, measure
@@ -66,7 +67,9 @@ class KernelBench:
         gpu = describe_gpu()
         self._slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
-        self._table = DispatchTable(read_table(options.table_path(self._slug)), launcher.library)
+        path = options.table_path(self._slug)
+        table = table_of_card(path, launcher.library, str(gpu["gpu"]), self._num_sms)
+        self._table = table or DispatchTable((), launcher.library)
         self._ceilings = measure_ceilings(options.steadiness)
         self._sizes: list[dict[str, object]] = []
         self.run: dict[str, object] = {
@@ -87,7 +90,9 @@ class KernelBench:
         """Measure all variants at one size and keep the row."""
         size, variants = problem.size, self._options.variants
         captured = {
-            name: CapturedCalls(make_calls(name, problem)) for name in variants if name not in _OURS
+            name: CapturedCalls(make_calls(name, problem), watts_and_mhz)
+            for name in variants
+            if name not in _OURS
         }
         chosen = self._chosen(size)
         if "fused" in variants:
@@ -115,7 +120,7 @@ class KernelBench:
         self._options.results.mkdir(parents=True, exist_ok=True)
         path = csv_path(self._options.results, self._slug)
         write_rows(path, merge_rows(self._earlier, self._rows))
-        write_about(path.with_suffix(".json"), [*self._earlier_runs, self.run])
+        write_about(path.with_suffix(".json"), supersede(self._earlier_runs, self.run))
 
     def table(self) -> list[str]:
         """Lines to print: times of the run as parts of the bare GEMM's."""
@@ -153,7 +158,8 @@ class KernelBench:
         return sorted(choices, key=us.__getitem__)[:_SHORTLISTED]
 
     def _capture(self, problem: Problem, choice: KernelChoice) -> CapturedCalls:
-        return CapturedCalls(fused_calls(self._launcher, problem.operands, choice))
+        calls = fused_calls(self._launcher, problem.operands, choice)
+        return CapturedCalls(calls, watts_and_mhz)
 
     def _name(self, choice: KernelChoice) -> str:
         return choice_name(choice, self._launcher.library)

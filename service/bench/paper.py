@@ -13,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from service.bench.ceilings import measure_ceilings
 from service.bench.environment import describe_environment
-from service.bench.gpu import describe_gpu
+from service.bench.gpu import describe_gpu, watts_and_mhz
 from service.bench.kernel_options import Progress, require_gpu
 from service.bench.kernel_problem import ModelTensors, Problem, Size
 from service.bench.kernel_variants import make_calls
@@ -30,7 +30,7 @@ from service.bench.paper_results import (
     write_paper,
 )
 from service.engine.gpus import gpu_slug
-from service.kernels.dispatch_table import TABLES, DispatchTable, read_table, table_path
+from service.kernels.dispatch_table import TABLES, DispatchTable, table_of_card, table_path
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
 from service.kernels.timing import CapturedCalls, measure
@@ -83,9 +83,13 @@ class PaperBench:
         slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
         self._path = paper_path(options.results, slug)
-        self._table = DispatchTable(
-            read_table(table_path(slug, options.tables or TABLES)), launcher.library
+        table = table_of_card(
+            table_path(slug, options.tables or TABLES),
+            launcher.library,
+            str(gpu["gpu"]),
+            self._num_sms,
         )
+        self._table = table or DispatchTable((), launcher.library)
         self._tensors: tuple[str, ModelTensors] | None = None
         self._compiling: _Compiling | None = None
         self._compiled: list[tuple[CompileRow, _Compiling]] = []
@@ -159,7 +163,7 @@ class PaperBench:
     def _parts(self, size: Size) -> None:
         problem = self._problem(size)
         calls = make_parts(problem, draw_downs(problem))
-        captured = {name: CapturedCalls(of_part) for name, of_part in calls.items()}
+        captured = {name: CapturedCalls(of_part, watts_and_mhz) for name, of_part in calls.items()}
         timings = measure(captured, self._options.steadiness.for_tokens(size.tokens))
         us = {f"{name}_us": timing.us for name, timing in timings.items()}
         self.found.parts.append(PartsRow(size.model, size.tokens, **us))
@@ -172,7 +176,7 @@ class PaperBench:
         began = time.monotonic()
         calls = make_mode_calls(mode, self._problem(size))
         try:
-            self._compiling.captured[mode.name] = CapturedCalls(calls)
+            self._compiling.captured[mode.name] = CapturedCalls(calls, watts_and_mhz)
         except BackendCompilerFailed as error:
             # Such as where a card has no Triton template for the shape; the other modes are worth
             # having all the same.
@@ -190,8 +194,8 @@ class PaperBench:
         problem = self._problem(size)
         fused = fused_calls(self._launcher, problem.operands, self._choice(size))
         captured = {
-            "eager": CapturedCalls(make_calls("eager", problem)),
-            "fused": CapturedCalls(fused),
+            "eager": CapturedCalls(make_calls("eager", problem), watts_and_mhz),
+            "fused": CapturedCalls(fused, watts_and_mhz),
             **compiling.captured,
         }
         timings = measure(captured, self._options.steadiness.for_tokens(size.tokens))

@@ -29,8 +29,7 @@ from service.errors import ConfigError
 from service.kernels.dispatch_table import (
     TABLES,
     DispatchTable,
-    is_measured_under,
-    read_table,
+    table_of_card,
     table_path,
 )
 from service.kernels.errors import LibraryError
@@ -113,15 +112,12 @@ def shipped_table(
 
     Args:
         library: Whose kernels the table must name.
-        gpu: The GPU's full name; an NVIDIA H200 NVL is another card than an H200.
-        num_sms: Its multiprocessors, which MIG and other cuts change.
+        gpu: Its full name.
+        num_sms: Its multiprocessors.
         folder: Where the tables are.
     """
-    path = table_path(gpu_slug(gpu), folder)
-    if not is_measured_under(path, {"gpu": gpu, "multiprocessors": num_sms}):
-        return None
     try:
-        return DispatchTable(read_table(path), library)
+        return table_of_card(table_path(gpu_slug(gpu), folder), library, gpu, num_sms)
     except LibraryError as error:
         logger.warning("the library's own estimate chooses kernels: %s", error)
         return None

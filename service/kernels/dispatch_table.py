@@ -125,6 +125,25 @@ def is_measured_under(path: Path, conditions: Mapping[str, object]) -> bool:
     )
 
 
+def table_of_card(
+    path: Path, library: Library, gpu: str, multiprocessors: int
+) -> DispatchTable | None:
+    """The table in a file; None where there is none, or one of another card.
+
+    Args:
+        path: Of the file.
+        library: Whose kernels the table must name.
+        gpu: The card's full name; an NVIDIA H200 NVL is another card than an H200.
+        multiprocessors: Of the card, which MIG and other cuts change.
+
+    Raises:
+        LibraryError: the file is not a table, or names kernels that the library lacks.
+    """
+    if not is_measured_under(path, {"gpu": gpu, "multiprocessors": multiprocessors}):
+        return None
+    return DispatchTable(read_table(path), library)
+
+
 def write_table(path: Path, about: dict[str, object], sizes: Sequence[TunedSize]) -> None:
     """Write a table and what it was measured with."""
     path.parent.mkdir(parents=True, exist_ok=True)

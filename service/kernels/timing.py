@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,11 +42,11 @@ class Steadiness:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One visit: microseconds a call, and what the card drew and ran at towards its end."""
+    """One visit: microseconds a call, what the card drew and ran at towards its end."""
 
     us: float
-    watts: float
-    mhz: float
+    watts: float | None = None
+    mhz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Timing:
     """Medians over the rounds, and the time of each."""
 
     us: float
-    watts: float
-    mhz: float
+    watts: float | None
+    mhz: float | None
     rounds_us: tuple[float, ...]
 
 
@@ -69,13 +69,20 @@ class Visitable(Protocol):
 class CapturedCalls:
     """Calls captured as a CUDA graph, such as one for each of several sets of weights."""
 
-    def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], object]],
+        watts_and_mhz: Callable[[], tuple[float, float]] | None = None,
+    ) -> None:
         """Capture them.
 
         Args:
             calls: Enqueue work on the current stream; the first is run once for what it compiles
                 or loads.
+            watts_and_mhz: Asked of the card during each visit. Not every card tells: a virtual GPU
+                or a part of one does not.
         """
+        self._watts_and_mhz = watts_and_mhz
         calls[0]()
         torch.cuda.synchronize()
         pass_s = elapsed_s(lambda: [call() for call in calls])
@@ -99,10 +106,12 @@ class CapturedCalls:
         for _ in range(replays):
             self._graph.replay()
         end.record()
-        time.sleep(_SAMPLE_AT * (steadiness.settle_s + steadiness.measure_s))
-        watts, mhz = torch.cuda.power_draw() / 1e3, torch.cuda.clock_rate()
+        card: tuple[float, float] | None = None
+        if self._watts_and_mhz is not None:
+            time.sleep(_SAMPLE_AT * (steadiness.settle_s + steadiness.measure_s))
+            card = self._watts_and_mhz()
         end.synchronize()
-        return Visit(start.elapsed_time(end) * 1e3 / (replays * self._calls), watts, mhz)
+        return Visit(start.elapsed_time(end) * 1e3 / (replays * self._calls), *(card or ()))
 
     def _count(self, seconds: float) -> int:
         return max(1, round(seconds / self._replay_s))
@@ -148,10 +157,16 @@ def measure(
 def _median(visits: Sequence[Visit]) -> Timing:
     return Timing(
         us=round(statistics.median(visit.us for visit in visits), 3),
-        watts=statistics.median(visit.watts for visit in visits),
-        mhz=statistics.median(visit.mhz for visit in visits),
+        watts=_middle(visit.watts for visit in visits),
+        mhz=_middle(visit.mhz for visit in visits),
         rounds_us=tuple(round(visit.us, 3) for visit in visits),
     )
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is known."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def host_us(call: Callable[[], object], *, bursts: int = 20, calls: int = 100) -> float:

@@ -10,6 +10,8 @@ from service.kernels.timing import Steadiness, Visit
 
 GPU = {"gpu": "NVIDIA H200", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
 GPU["power_limit_watts"] = 700.0
+# What a dispatch table of it says of itself.
+CARD = {name: GPU[name] for name in ("gpu", "multiprocessors")}
 
 
 class CpuLauncher(Launcher):
@@ -29,7 +31,7 @@ class Counted:
 
     made = 0
 
-    def __init__(self, calls) -> None:
+    def __init__(self, calls, watts_and_mhz=None) -> None:
         for call in calls:
             call()
         Counted.made += 1

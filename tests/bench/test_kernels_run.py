@@ -18,7 +18,7 @@ from service.kernels import reference, tuner
 from service.kernels.dispatch_table import Tuned, TunedSize, read_table, write_table
 from service.kernels.library import KernelChoice
 from service.kernels.tuner import ORDERS
-from tests.bench.stand_ins import GPU, Counted, CpuLauncher
+from tests.bench.stand_ins import CARD, GPU, Counted, CpuLauncher
 
 
 @pytest.fixture
@@ -95,7 +95,11 @@ def test_rows_of_earlier_runs_stay_if_asked(monkeypatch, capsys, tmp_path, cpu):
     run(monkeypatch, capsys, *flags, "--tokens", "4,8")
     run(monkeypatch, capsys, *flags, "--tokens", "8,16", "--add")
     assert [row.tokens for row in read_rows(path)] == [4, 8, 16]
-    assert len(read_about(path.with_suffix(".json"))) == 2
+    runs = read_about(path.with_suffix(".json"))
+    assert [[size["tokens"] for size in run["sizes"]] for run in runs] == [[4], [8, 16]]
+    run(monkeypatch, capsys, *flags, "--tokens", "4", "--add")
+    runs = read_about(path.with_suffix(".json"))
+    assert [[size["tokens"] for size in run["sizes"]] for run in runs] == [[8, 16], [4]]
     run(monkeypatch, capsys, *flags, "--tokens", "16")
     assert [row.tokens for row in read_rows(path)] == [16]
     assert len(read_about(path.with_suffix(".json"))) == 1
@@ -150,7 +154,8 @@ def test_what_was_tuned_is_what_is_measured(monkeypatch, capsys, tmp_path, cpu):
         Tuned("co_256x128_c1x2", "along_m", 6, 2.0),
         Tuned("pp_64x256_c1x1", "along_m", 1, 3.0),
     ]
-    write_table(tmp_path / "h200.json", {}, [TunedSize(16, 24, 64, tuple(ranked))])
+    sizes = [TunedSize(16, 24, 64, tuple(ranked))]
+    write_table(tmp_path / "h200.json", CARD, sizes)
     flags = ["--models", "0.5b", "--results", str(tmp_path), "--tables", str(tmp_path)]
     run(monkeypatch, capsys, *flags, "--tokens", "48", "--variants", "kernel1,kernel2,fused")
     (row,) = read_rows(tmp_path / "h200-kernels.csv")
@@ -159,6 +164,10 @@ def test_what_was_tuned_is_what_is_measured(monkeypatch, capsys, tmp_path, cpu):
     ids = {cpu.library.config(tuned.config).id for tuned in ranked}
     assert {choice.config for choice in cpu.choices} == ids
     assert KernelChoice(cpu.library.config("co_256x128_c1x2").id, 1, 6) in cpu.choices
+    write_table(tmp_path / "h200.json", {**CARD, "multiprocessors": 114}, sizes)
+    run(monkeypatch, capsys, *flags, "--tokens", "48", "--variants", "fused")
+    (row,) = read_rows(tmp_path / "h200-kernels.csv")
+    assert row.chosen != "k1_64x256_c2x1"  # another card's
 
 
 def test_every_variant_but_quack_computes_what_it_says(cpu):

@@ -23,7 +23,7 @@ from service.engine.presets import PresetShape
 from service.errors import ConfigError
 from service.kernels.dispatch_table import Tuned, TunedSize, write_table
 from service.kernels.library import KernelChoice
-from tests.bench.stand_ins import GPU, Counted, CpuLauncher
+from tests.bench.stand_ins import CARD, GPU, Counted, CpuLauncher
 
 # torch's own compiler warns of torch's own past when it is first imported.
 pytestmark = pytest.mark.filterwarnings(
@@ -154,7 +154,7 @@ def test_a_mode_that_torch_cannot_compile_is_left_out_with_the_reason(monkeypatc
 
 def test_the_tables_best_of_each_kernel_is_checked(tmp_path, bench, cpu):
     ranked = (Tuned("co_256x128_c1x2", "along_m", 6, 1.0), Tuned("k1_64x256_c2x1", "along_n", 4, 2))
-    write_table(tmp_path / "h200.json", {}, [TunedSize(16, 24, 512, ranked)])
+    write_table(tmp_path / "h200.json", CARD, [TunedSize(16, 24, 512, ranked)])
     found, _ = bench("--models", "0.5b", "--tokens", "4", "--compile", "")
     assert {(row.config1, row.config2) for row in found.mismatch} == {
         ("k1_64x256_c2x1", "co_256x128_c1x2")

@@ -30,6 +30,16 @@ def test_medians_of_the_rounds_in_the_order_asked():
     assert variants["a"].asked == [steadiness] * 3
 
 
+def test_a_card_that_does_not_tell_what_it_draws():
+    class Silent:
+        def visit(self, _: Steadiness) -> Visit:
+            return Visit(2.0)
+
+    assert measure({"a": Silent()}, Steadiness(rounds=2))["a"] == Timing(
+        2.0, None, None, (2.0, 2.0)
+    )
+
+
 def test_every_round_visits_all_in_an_order_of_its_own():
     names = "abcdef"
     seen: list[str] = []
