@@ -23,6 +23,7 @@ from service.engine.fused import FusedEngine
 from service.engine.weights import ResidentLayer, ResidentModel
 from service.errors import EngineError
 from service.kernels import reference
+from service.kernels.dispatch_table import read_table
 from service.kernels.errors import LibraryError
 from tests.checkpoints import mlp_tensors, write_checkpoint
 from tests.engine.batches import answers, make_batch, make_model
@@ -259,6 +260,33 @@ def test_it_is_chosen_on_this_machine(tmp_path: Path) -> None:
     engine.run(batch)
     assert_right(engine, [draw(5), draw(50)], batch)
     engine.close()
+
+
+def test_it_measures_for_a_checkpoint_once(tmp_path: Path, caplog) -> None:
+    caplog.set_level("INFO")
+    tensors = mlp_tensors(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, layers=2, scale=0.02)
+    folder = write_checkpoint(tmp_path / "ckpt", tensors)
+    for said in ("tuned 64 tokens", "dispatch table read from"):
+        caplog.clear()
+        engine, _ = create_engine(
+            model=folder,
+            preset="",
+            model_name=None,
+            layers=None,
+            device="auto",
+            autotune=True,
+            max_batch_tokens=64,
+        )
+        assert said in caplog.text
+        engine.warm_up(64)
+        batch = make_batch(engine.model, [draw(64)], layer=1)
+        engine.run(batch)
+        assert_right(engine, [draw(64)], batch)
+        engine.close()
+    (path,) = folder.glob("tilemlp-*.json")
+    sizes = read_table(path)
+    assert [size.tokens for size in sizes] == [1, 16, 64]
+    assert all(0 < size.ranked[0].us < 1000 for size in sizes)
 
 
 LOST = """
