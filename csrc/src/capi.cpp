@@ -1,7 +1,7 @@
 // The exported functions of swiglu.h: validate, choose, hand to the device; exceptions end here.
-#include <exception>
 #include <string>
 
+#include "guarded.hpp"
 #include "host/config.hpp"
 #include "host/problem.hpp"
 #include "host/select_config.hpp"
@@ -9,30 +9,13 @@
 #include "swiglu/swiglu.h"
 
 namespace swiglu {
+
+std::string& last_error() {
+  static thread_local std::string sentence;
+  return sentence;
+}
+
 namespace {
-
-thread_local std::string last_error;
-
-swiglu_status_t report(Error&& error) {
-  if (error) {
-    last_error = std::move(error.sentence);
-  }
-  return error.status;
-}
-
-// Nothing may be thrown through the C ABI; what is left to throw is an allocation of a sentence.
-template <class Body>
-swiglu_status_t guarded(Body&& body) noexcept {
-  try {
-    return report(body());
-  } catch (std::exception const&) {
-    return SWIGLU_INTERNAL;
-  }
-}
-
-Error null_argument(char const* name) {
-  return {SWIGLU_INVALID_ARGUMENT, std::string(name) + ": must be a pointer, is NULL"};
-}
 
 void complete(Problem* problem) {
   if (problem->config == SWIGLU_CONFIG_AUTO) {
@@ -57,19 +40,11 @@ Error launch(swiglu_args_t const* args, void* stream) {
   if (problem.num_sms == 0 || problem.num_sms > num_sms) {
     problem.num_sms = num_sms;
   }
-  if (problem.k == 0) return fill_zero_on_device(problem, stream);
+  if (problem.k == 0) {
+    return fill_zero_on_device(problem.out, problem.out_row_stride, problem.m, problem.n, stream);
+  }
   complete(&problem);
   return launch_on_device(problem, stream);
-}
-
-Error check_query(int64_t m, int64_t n, int64_t k, int32_t num_sms, void const* choice) {
-  if (choice == nullptr) return null_argument("choice");
-  if (m < 1 || n < 1 || k < 0 || num_sms < 1) {
-    return {SWIGLU_INVALID_SHAPE, "m, n, num_sms: must be 1 or more and k 0 or more, are " +
-                                      std::to_string(m) + ", " + std::to_string(n) + ", " +
-                                      std::to_string(num_sms) + " and " + std::to_string(k)};
-  }
-  return {};
 }
 
 }  // namespace
@@ -81,7 +56,7 @@ uint32_t swiglu_abi_version(void) { return SWIGLU_ABI_VERSION; }
 
 char const* swiglu_build_info(void) { return swiglu::device_build_info(); }
 
-char const* swiglu_last_error(void) { return swiglu::last_error.c_str(); }
+char const* swiglu_last_error(void) { return swiglu::last_error().c_str(); }
 
 char const* swiglu_status_name(swiglu_status_t status) {
   switch (status) {
@@ -111,17 +86,7 @@ int32_t swiglu_config_count(void) { return swiglu::kNumConfigs; }
 
 swiglu_status_t swiglu_get_config(int32_t index, swiglu_config_t* config) {
   return swiglu::guarded([&]() -> swiglu::Error {
-    if (config == nullptr) return swiglu::null_argument("config");
-    if (config->struct_size != sizeof(swiglu_config_t)) {
-      return {SWIGLU_INVALID_ARGUMENT, "struct_size: must be " +
-                                           std::to_string(sizeof(swiglu_config_t)) + ", is " +
-                                           std::to_string(config->struct_size)};
-    }
-    if (index < 0 || index >= swiglu::kNumConfigs) {
-      return {SWIGLU_INVALID_ARGUMENT, "index: must be 0 to " +
-                                           std::to_string(swiglu::kNumConfigs - 1) + ", is " +
-                                           std::to_string(index)};
-    }
+    if (swiglu::Error error = swiglu::check_index(index, swiglu::kNumConfigs, config)) return error;
     *config = swiglu::config_at(index);
     return {};
   });

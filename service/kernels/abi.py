@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum, IntFlag
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 CONFIG_AUTO = -1
 
 
@@ -76,6 +76,26 @@ class Args(ctypes.Structure):
     ]
 
 
+class DownArgs(ctypes.Structure):
+    """swiglu_down_args_t."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("dtype", ctypes.c_int32),
+        ("config", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("m", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("x_row_stride", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("weight_row_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("out_row_stride", ctypes.c_int64),
+    ]
+
+
 class Config(ctypes.Structure):
     """swiglu_config_t."""
 
@@ -90,6 +110,8 @@ class Config(ctypes.Structure):
         ("cluster_n", ctypes.c_int32),
         ("cooperative", ctypes.c_int32),
         ("granularity", ctypes.c_int32),
+        ("swap_ab", ctypes.c_int32),
+        ("split_k", ctypes.c_int32),
         ("all_types", ctypes.c_int32),
         ("comparison", ctypes.c_int32),
         ("name", ctypes.c_char_p),
@@ -127,6 +149,14 @@ PROTOTYPES: dict[str, tuple[type, tuple[type, ...]]] = {
         ctypes.c_int,
         (ctypes.POINTER(Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
     ),
+    "swiglu_down_config_count": (ctypes.c_int32, ()),
+    "swiglu_down_get_config": (ctypes.c_int, (ctypes.c_int32, ctypes.POINTER(Config))),
+    "swiglu_down_select": (
+        ctypes.c_int,
+        (*[ctypes.c_int64] * 3, *[ctypes.c_int32] * 2, ctypes.POINTER(ctypes.c_int32)),
+    ),
+    "swiglu_down_validate": (ctypes.c_int, (ctypes.POINTER(DownArgs),)),
+    "swiglu_down_launch": (ctypes.c_int, (ctypes.POINTER(DownArgs), ctypes.c_void_p)),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,8 @@ class KernelConfig:
 
     Attributes:
         id: What a choice of this kernel holds.
-        kernel: 1, gate and up in two passes over hidden_size, or 2, both in one.
+        kernel: 1, gate and up in two passes over hidden_size, or 2, both in one; 0, the down
+            projection.
         name: Such as `pp_128x192_c2x1`; the tile in it is the accumulator's.
         tile_m: Output tile of one CTA in tokens.
         tile_n: Output tile of one CTA in columns of the output.
@@ -30,6 +32,8 @@ class KernelConfig:
             -1 wants weights that lie interleaved by 8 rows in memory.
         all_types: Compiled for every dtype and activation, not only for bf16 with SiLU.
         comparison: Never chosen, there to be measured against another.
+        swap_ab: For few tokens: the weights are the M operand of the tensor cores.
+        split_k: CTAs that share the sum over K of one tile.
     """
 
     id: int
@@ -40,6 +44,8 @@ class KernelConfig:
     granularity: int
     all_types: bool
     comparison: bool
+    swap_ab: bool = False
+    split_k: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,9 @@ class Library:
         functions: The functions of swiglu.h, with their types.
         launch_packed: swiglu_launch on the bytes of a swiglu_args_t.
         build_info: Versions that it was built with, as "key=value" pairs.
-        configs: Every compiled kernel, by id.
+        configs: Every compiled kernel of the gate/up product, by id.
+        launch_down_packed: swiglu_down_launch on the bytes of a swiglu_down_args_t.
+        down_configs: Every compiled kernel of the down projection, by id.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,8 +104,15 @@ class Library:
                 f"kernel library: ABI version must be {ABI_VERSION}, is {version} in {path}"
             )
         self.build_info: str = self.functions.swiglu_build_info().decode()
-        count = self.functions.swiglu_config_count()
-        self.configs = tuple(self._config(index) for index in range(count))
+        self.configs = self._read_configs(
+            self.functions.swiglu_config_count, self.functions.swiglu_get_config
+        )
+        self.launch_down_packed = self.functions["swiglu_down_launch"]
+        self.launch_down_packed.restype = ctypes.c_int
+        self.launch_down_packed.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+        self.down_configs = self._read_configs(
+            self.functions.swiglu_down_config_count, self.functions.swiglu_down_get_config
+        )
 
     def config(self, name: str) -> KernelConfig:
         """The kernel of that name.
@@ -140,6 +155,29 @@ class Library:
         )
         return KernelChoice(choice.config, Raster(choice.raster), choice.swizzle)
 
+    def select_down(
+        self, tokens: int, hidden_size: int, intermediate_size: int, num_sms: int, dtype: int = 0
+    ) -> int:
+        """Id of the kernel that runs a down projection where nothing is chosen; needs no GPU.
+
+        Args:
+            tokens: M, 1 or more.
+            hidden_size: N, 1 or more.
+            intermediate_size: K.
+            num_sms: Multiprocessors of the device.
+            dtype: By its code; bf16 by default.
+
+        Raises:
+            InvalidArgument: one of them is out of range.
+        """
+        choice = ctypes.c_int32()
+        self.check(
+            self.functions.swiglu_down_select(
+                tokens, hidden_size, intermediate_size, dtype, num_sms, ctypes.byref(choice)
+            )
+        )
+        return choice.value
+
     def workspace_size(self, args: Args) -> int:
         """Bytes of device workspace that a launch with these arguments needs.
 
@@ -159,19 +197,30 @@ class Library:
         if status:
             raise make_error(status, self.functions.swiglu_last_error().decode())
 
-    def _config(self, index: int) -> KernelConfig:
-        config = Config(struct_size=ctypes.sizeof(Config))
-        self.check(self.functions.swiglu_get_config(index, ctypes.byref(config)))
-        return KernelConfig(
-            id=config.id,
-            kernel=config.kernel,
-            name=config.name.decode(),
-            tile_m=config.tile_m,
-            tile_n=config.tile_n,
-            granularity=config.granularity,
-            all_types=bool(config.all_types),
-            comparison=bool(config.comparison),
-        )
+    def _read_configs(
+        self, count: Callable[[], int], get_config: Callable[..., int]
+    ) -> tuple[KernelConfig, ...]:
+        found = []
+        for index in range(count()):
+            config = Config(struct_size=ctypes.sizeof(Config))
+            self.check(get_config(index, ctypes.byref(config)))
+            found.append(_kernel_config(config))
+        return tuple(found)
+
+
+def _kernel_config(config: Config) -> KernelConfig:
+    return KernelConfig(
+        id=config.id,
+        kernel=config.kernel,
+        name=config.name.decode(),
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        granularity=config.granularity,
+        all_types=bool(config.all_types),
+        comparison=bool(config.comparison),
+        swap_ab=bool(config.swap_ab),
+        split_k=config.split_k,
+    )
 
 
 def find_library() -> Path:

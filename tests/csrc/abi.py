@@ -13,6 +13,7 @@ from service.kernels.abi import (
     Args,
     Choice,
     Config,
+    DownArgs,
     DTypeCode,
     Flag,
     Raster,
@@ -20,7 +21,7 @@ from service.kernels.abi import (
     declare,
 )
 
-__all__ = ["ABI_VERSION", "CONFIG_AUTO", "Args", "Choice", "Config"]
+__all__ = ["ABI_VERSION", "CONFIG_AUTO", "Args", "Choice", "Config", "DownArgs"]
 
 OK = Status.OK
 STATUS = [f"SWIGLU_{status.name}" for status in Status]
@@ -41,11 +42,20 @@ def load(path: str | os.PathLike[str]) -> ctypes.CDLL:
 
 
 def configs(library: ctypes.CDLL) -> list[Config]:
-    """Return every kernel configuration, in the order of ids."""
+    """Return every kernel configuration of the gate/up product, in the order of ids."""
+    return _configs(library, library.swiglu_config_count, library.swiglu_get_config)
+
+
+def down_configs(library: ctypes.CDLL) -> list[Config]:
+    """Return every kernel configuration of the down projection, in the order of ids."""
+    return _configs(library, library.swiglu_down_config_count, library.swiglu_down_get_config)
+
+
+def _configs(library: ctypes.CDLL, count, get_config) -> list[Config]:
     found = []
-    for index in range(library.swiglu_config_count()):
+    for index in range(count()):
         config = Config(struct_size=ctypes.sizeof(Config))
-        status = library.swiglu_get_config(index, ctypes.byref(config))
+        status = get_config(index, ctypes.byref(config))
         if status != OK:
             raise RuntimeError(library.swiglu_last_error().decode())
         found.append(config)

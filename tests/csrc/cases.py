@@ -76,6 +76,22 @@ def reference(x, gate_up, activation):
     return act * up, slack
 
 
+def make_down_case(m, n, k, *, scale=0.02, dtype=torch.bfloat16, pad=8) -> Case:
+    """Random normal x and weights [N, K] * scale, in the place of gate_up."""
+    x = padded(m, k, pad, dtype)
+    x.copy_(torch.randn(m, k, device="cuda"))
+    weight = padded(n, k, pad, dtype)
+    weight.copy_(torch.randn(n, k, device="cuda") * scale)
+    frame = torch.full((m + 4, n + 2 * pad), POISON, dtype=dtype, device="cuda")
+    return Case(x, weight, frame[2 : m + 2, pad : n + pad], frame)
+
+
+def down_reference(x, weight):
+    """FP64 result, and the error that FP32 accumulation alone may make, both [M, N]."""
+    size = x.float().abs() @ weight.float().abs().T
+    return x.double() @ weight.double().T, size * 2**-19
+
+
 def roundings_of(config) -> int:
     """How often a result is rounded: Kernel-1 rounds the activated gate as well."""
     return 3 - config.kernel

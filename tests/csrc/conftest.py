@@ -14,7 +14,7 @@ from tests.csrc import abi
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
-HOST_SOURCES = [CSRC / "src" / "capi.cpp", *sorted((CSRC / "src" / "host").glob("*.cpp"))]
+HOST_SOURCES = [*(CSRC / "src").glob("capi*.cpp"), *sorted((CSRC / "src" / "host").glob("*.cpp"))]
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wno-sign-conversion", "-Werror"]
 
 
@@ -59,6 +59,24 @@ def good_args():
     )
 
 
+@pytest.fixture
+def good_down_args():
+    """The same for a down projection."""
+    return abi.DownArgs(
+        struct_size=ctypes.sizeof(abi.DownArgs),
+        config=abi.CONFIG_AUTO,
+        m=16,
+        n=896,
+        k=4864,
+        x=0x1000,
+        x_row_stride=4864,
+        weight=0x2000,
+        weight_row_stride=4864,
+        out=0x3000,
+        out_row_stride=896,
+    )
+
+
 @pytest.fixture(scope="session")
 def swiglu():
     """The built library with torch tensors, for tests marked gpu; SWIGLU_LIBRARY names another."""
@@ -77,3 +95,9 @@ def swiglu():
 def config(swiglu, config_name):
     """One kernel configuration of the built library, by the name a test is parametrised with."""
     return swiglu.by_name[config_name]
+
+
+@pytest.fixture
+def down_config(swiglu, down_config_name):
+    """The same for the down projection."""
+    return swiglu.down_by_name[down_config_name]

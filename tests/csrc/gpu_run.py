@@ -18,6 +18,8 @@ class Swiglu:
         self.library = abi.load(path)
         self.configs = abi.configs(self.library)
         self.by_name = {config.name.decode(): config for config in self.configs}
+        self.down_configs = abi.down_configs(self.library)
+        self.down_by_name = {config.name.decode(): config for config in self.down_configs}
 
     def args(self, x, gate_up, out, /, **options) -> abi.Args:
         """Describe out = act(x W_gate^T) * (x W_up^T); options are fields of swiglu_args_t."""
@@ -40,7 +42,42 @@ class Swiglu:
     def refusal(self, args: abi.Args) -> str:
         """Enqueue on torch's current stream; "" or the reason and sentence of a refusal."""
         stream = torch.cuda.current_stream().cuda_stream
-        status = self.library.swiglu_launch(ctypes.byref(args), None, 0, stream)
+        return self._said(self.library.swiglu_launch(ctypes.byref(args), None, 0, stream))
+
+    def down_args(self, x, weight, out, /, **options) -> abi.DownArgs:
+        """Describe out = x W^T; options are fields of swiglu_down_args_t."""
+        fields = {
+            "struct_size": ctypes.sizeof(abi.DownArgs),
+            "dtype": DTYPES[x.dtype],
+            "config": abi.CONFIG_AUTO,
+            "m": x.shape[0],
+            "n": weight.shape[0],
+            "k": x.shape[1],
+            "x": x.data_ptr(),
+            "x_row_stride": x.stride(0),
+            "weight": weight.data_ptr(),
+            "weight_row_stride": weight.stride(0),
+            "out": out.data_ptr(),
+            "out_row_stride": out.stride(0),
+        }
+        return abi.DownArgs(**{**fields, **options})
+
+    def down_refusal(self, args: abi.DownArgs) -> str:
+        """As `refusal`, for a down projection."""
+        stream = torch.cuda.current_stream().cuda_stream
+        return self._said(self.library.swiglu_down_launch(ctypes.byref(args), stream))
+
+    def launch_down(self, args: abi.DownArgs) -> None:
+        """Enqueue on torch's current stream; raises with the library's sentence."""
+        said = self.down_refusal(args)
+        if said:
+            raise RuntimeError(said)
+
+    def down(self, x, weight, out, /, **options) -> None:
+        """out = x W^T on torch's current stream."""
+        self.launch_down(self.down_args(x, weight, out, **options))
+
+    def _said(self, status: int) -> str:
         if status == abi.OK:
             return ""
         return f"{abi.STATUS[status]}: {self.library.swiglu_last_error().decode()}"

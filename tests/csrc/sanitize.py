@@ -2,9 +2,9 @@
 
     python -m tests.csrc.sanitize [build/csrc/libswiglu.so] [--tools memcheck,racecheck,synccheck]
 
-A small ragged shape of every configuration, dtype and activation, once with and once without
-SWIGLU_WEIGHTS_CONSTANT, two launches in a row. Only our kernels are instrumented; inputs are drawn
-and results are checked on the CPU. The tools run side by side.
+A small ragged shape of every configuration, dtype and activation, of gate/up and of down, once with
+and once without SWIGLU_WEIGHTS_CONSTANT, two launches in a row. Only our kernels are instrumented;
+inputs are drawn and results are checked on the CPU. The tools run side by side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 LIBRARY = "build/csrc/libswiglu.so"
 TOOLS = "memcheck,racecheck,synccheck"
-SWITCHES = ["--kernel-regex", "kns=GatedMainloop", "--error-exitcode", "9"]
+SWITCHES = ["--kernel-regex", "kns=swiglu", "--error-exitcode", "9"]
 
 
 def run_all(path: str) -> int:
@@ -47,7 +47,28 @@ def run_all(path: str) -> int:
                     swiglu(on_gpu, weights, out, **options)
                 wrong += not torch.allclose(out.cpu().float(), wanted, rtol=0.01, atol=0.002)
                 launches += 2
-    say(f"{launches} launches, {wrong} wrong results")
+    wrong += run_down(swiglu)
+    say(f"{launches} launches of gate/up, all of down, {wrong} wrong results")
+    return wrong
+
+
+def run_down(swiglu) -> int:
+    """The same for every configuration of the down projection."""
+    import torch  # noqa: PLC0415
+
+    from tests.csrc import abi  # noqa: PLC0415
+
+    wrong = 0
+    for config in swiglu.down_configs:
+        m, n, k = config.tile_m + 9, config.tile_n + 24, 840
+        for dtype in (torch.bfloat16, torch.float16) if config.all_types else (torch.bfloat16,):
+            x, weight = torch.randn(m, k).to(dtype), (torch.randn(n, k) * 0.05).to(dtype)
+            wanted, on_gpu, weights = x.float() @ weight.float().T, x.cuda(), weight.cuda()
+            for flags in (0, abi.WEIGHTS_CONSTANT):
+                out = torch.empty(m, n, dtype=dtype, device="cuda")
+                for _ in range(2):
+                    swiglu.down(on_gpu, weights, out, config=config.id, flags=flags)
+                wrong += not torch.allclose(out.cpu().float(), wanted, rtol=0.01, atol=0.002)
     return wrong
 
 

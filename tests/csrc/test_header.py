@@ -28,6 +28,7 @@ def layout_program() -> str:
     lines = []
     for name, struct in (
         ("swiglu_args_t", abi.Args),
+        ("swiglu_down_args_t", abi.DownArgs),
         ("swiglu_config_t", abi.Config),
         ("swiglu_choice_t", abi.Choice),
     ):
@@ -48,7 +49,7 @@ def test_structs_agree_with_ctypes(compiler, tmp_path):
     )
     printed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     expected = []
-    for struct in (abi.Args, abi.Config, abi.Choice):
+    for struct in (abi.Args, abi.DownArgs, abi.Config, abi.Choice):
         expected.append(ctypes.sizeof(struct))
         expected += [getattr(struct, field).offset for field, _ in struct._fields_]
     assert [int(line) for line in printed.split()] == expected

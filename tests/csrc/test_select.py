@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from tests.csrc import abi
+from tests.csrc.names import SMALL_M_NAMES
 
 QWEN = [
     (896, 4864),
@@ -31,6 +32,8 @@ def test_the_table_is_consistent(library):
     assert [config.id for config in table] == list(range(len(table)))
     assert len({config.name for config in table}) == len(table)
     for config in table:
+        if config.swap_ab:
+            continue
         kind, tile, cluster, *variant = config.name.decode().split("_")
         assert cluster == f"c{config.cluster_m}x{config.cluster_n}"
         assert config.comparison == bool(variant)
@@ -42,6 +45,17 @@ def test_the_table_is_consistent(library):
             assert kind == ("co" if config.cooperative else "pp")
             assert tile == f"{config.tile_m}x{2 * config.tile_n}"
             assert config.granularity == {"g1": 1, "phys": -1}.get("".join(variant), 8)
+
+
+def test_the_small_m_part_of_the_table_is_consistent(library):
+    small = [config for config in abi.configs(library) if config.swap_ab]
+    assert [config.name.decode() for config in small] == SMALL_M_NAMES
+    for config in small:
+        assert (config.kernel, config.granularity, config.comparison) == (2, 8, 0)
+        tile, depth, _, splits, sharers, _ = config.name.decode().removeprefix("sm_").split("_")
+        assert tile == f"{config.tile_m}x{2 * config.tile_n}"
+        assert (depth, splits) == (f"k{config.tile_k}", f"p{config.split_k}")
+        assert (config.cluster_m, sharers) == (1, f"c{config.cluster_n}")
 
 
 @pytest.mark.parametrize("index", [-1, 10_000])
@@ -76,7 +90,7 @@ def name_of(library, m, n, k, **types) -> str:
 @pytest.mark.parametrize(
     ("tokens", "shape", "name"),
     [
-        (64, (896, 4864), "pp_64x256_c1x1"),  # half of a 128-row tile would be empty
+        (65, (896, 4864), "pp_64x256_c1x1"),  # of a 128-row tile half would be empty
         (1024, (896, 4864), "pp_128x160_c2x1"),  # 3.1 waves of the wider tile, so 4
         (2048, (896, 4864), "pp_128x192_c2x1"),  # 14 steps along K do not pay for an epilogue
         (1024, (5120, 13824), "pp_128x192_c2x1"),  # 256-row tiles: 4.4 waves, so 5
@@ -87,6 +101,31 @@ def name_of(library, m, n, k, **types) -> str:
 def test_the_cheapest_tile_is_chosen(library, tokens, shape, name):
     k, n = shape
     assert name_of(library, tokens, n, k) == name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "name"),
+    [
+        (1, (896, 4864), "sm_8x64_k128_s6_p1_c1_t0"),  # 152 CTAs fit two to a multiprocessor
+        (8, (896, 4864), "sm_8x64_k128_s6_p1_c1_t0"),
+        (8, (2048, 11008), "sm_8x64_k128_s4_p1_c1_t0"),  # 344 fit three, not two
+        (8, (3584, 18944), "sm_8x64_k128_s6_p1_c1_t0"),  # 592 fit neither way
+        (9, (896, 4864), "sm_16x64_k128_s5_p1_c1_t0"),
+        (17, (896, 4864), "sm_32x64_k128_s4_p1_c1_t0"),
+        (33, (2048, 11008), "sm_64x64_k64_s4_p1_c1_t0"),
+        (64, (896, 4864), "sm_64x64_k64_s6_p1_c1_t0"),
+        (64, (3584, 18944), "sm_64x64_k64_s6_p1_c4_t0"),  # four CTAs read the tokens once
+    ],
+)
+def test_few_tokens_get_the_smallest_tile_that_holds_them(library, tokens, shape, name):
+    k, n = shape
+    assert name_of(library, tokens, n, k) == name
+
+
+def test_few_tokens_of_other_types_get_what_is_compiled_for_them(library):
+    name = name_of(library, 1, 4864, 896, dtype=abi.FP16)
+    assert name == "sm_16x64_k128_s3_p1_c1_t0"
+    assert name_of(library, 20, 4864, 896, activation=abi.RELU) == "sm_64x64_k64_s4_p1_c1_t0"
 
 
 def test_other_types_get_a_tile_that_is_compiled_for_them(library):

@@ -4,6 +4,7 @@
 #include "swiglu/swiglu.h"
 
 static swiglu_args_t last_args;
+static swiglu_down_args_t last_down_args;
 static void* last_stream;
 static void* last_workspace;
 static size_t last_workspace_bytes;
@@ -13,6 +14,7 @@ static size_t wanted_bytes;
 
 SWIGLU_API void recorder_reset(int status, size_t workspace_bytes) {
   memset(&last_args, 0, sizeof last_args);
+  memset(&last_down_args, 0, sizeof last_down_args);
   last_stream = last_workspace = NULL;
   last_workspace_bytes = 0;
   launches = 0;
@@ -20,6 +22,7 @@ SWIGLU_API void recorder_reset(int status, size_t workspace_bytes) {
   wanted_bytes = workspace_bytes;
 }
 SWIGLU_API swiglu_args_t const* recorder_args(void) { return &last_args; }
+SWIGLU_API swiglu_down_args_t const* recorder_down_args(void) { return &last_down_args; }
 SWIGLU_API void* recorder_stream(void) { return last_stream; }
 SWIGLU_API void* recorder_workspace(void) { return last_workspace; }
 SWIGLU_API size_t recorder_workspace_bytes(void) { return last_workspace_bytes; }
@@ -34,7 +37,7 @@ const char* swiglu_status_name(swiglu_status_t status) {
 }
 int32_t swiglu_config_count(void) { return 1; }
 swiglu_status_t swiglu_get_config(int32_t index, swiglu_config_t* config) {
-  swiglu_config_t only = {sizeof only, index, 2, 128, 96, 64, 2, 1, 0, 8, 1, 0, "pp_128x192_c2x1"};
+  swiglu_config_t only = {sizeof only, index, 2, 128, 96, 64, 2, 1, 0, 8, 0, 1, 1, 0, "pp_128x192_c2x1"};
   *config = only;
   return SWIGLU_OK;
 }
@@ -61,5 +64,27 @@ swiglu_status_t swiglu_launch(swiglu_args_t const* args, void* workspace, size_t
   last_workspace_bytes = workspace_bytes;
   ++launches;
   if (workspace_bytes < wanted_bytes) return SWIGLU_WORKSPACE_TOO_SMALL;
+  return (swiglu_status_t)answer;
+}
+int32_t swiglu_down_config_count(void) { return 1; }
+swiglu_status_t swiglu_down_get_config(int32_t index, swiglu_config_t* config) {
+  swiglu_config_t only = {sizeof only, index, 0, 16, 64, 128, 1, 1, 0, 0, 1, 4, 1, 0,
+                          "sm_16x64_k128_s3_p4"};
+  *config = only;
+  return SWIGLU_OK;
+}
+swiglu_status_t swiglu_down_select(int64_t m, int64_t n, int64_t k, int32_t dtype, int32_t num_sms,
+                                   int32_t* choice) {
+  *choice = (int32_t)(m + n + k + dtype + num_sms);
+  return (swiglu_status_t)answer;
+}
+swiglu_status_t swiglu_down_validate(swiglu_down_args_t const* args) {
+  (void)args;
+  return SWIGLU_OK;
+}
+swiglu_status_t swiglu_down_launch(swiglu_down_args_t const* args, void* stream) {
+  last_down_args = *args;
+  last_stream = stream;
+  ++launches;
   return (swiglu_status_t)answer;
 }

@@ -11,7 +11,12 @@ import pytest
 from service.kernels import abi
 from tests.csrc.conftest import CSRC
 
-STRUCTS = {"swiglu_args_t": abi.Args, "swiglu_config_t": abi.Config, "swiglu_choice_t": abi.Choice}
+STRUCTS = {
+    "swiglu_args_t": abi.Args,
+    "swiglu_down_args_t": abi.DownArgs,
+    "swiglu_config_t": abi.Config,
+    "swiglu_choice_t": abi.Choice,
+}
 VALUES = {
     "SWIGLU_ABI_VERSION": abi.ABI_VERSION,
     "SWIGLU_CONFIG_AUTO": abi.CONFIG_AUTO,

@@ -45,7 +45,7 @@ def test_it_is_looked_for_in_the_package_and_in_the_checkout():
 
 def test_another_abi_version_is_refused(tmp_path):
     path = build_recorder(tmp_path / "libswiglu.so", abi_version=1)
-    with pytest.raises(LibraryError, match="ABI version must be 2, is 1"):
+    with pytest.raises(LibraryError, match="ABI version must be 3, is 1"):
         Library(path)
 
 

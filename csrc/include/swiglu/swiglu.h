@@ -7,6 +7,12 @@
  *     M = tokens, N = intermediate_size, K = hidden_size
  *     x [M, K], W_gate and W_up [N, K], out [M, N], all row-major
  *
+ * and, for few tokens, of the down projection behind them (the functions swiglu_down_...):
+ *
+ *     out[m, j] = round(x . W_down^T)                  accumulated in FP32
+ *
+ *     M = tokens, N = hidden_size, K = intermediate_size; W_down [N, K]
+ *
  * The activation is applied to the FP32 sum and the product is rounded once. The same input gives
  * the same bits, run after run, for the same kernel configuration.
  *
@@ -37,7 +43,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct, an enumerator's value or a function's meaning changes. */
-#define SWIGLU_ABI_VERSION 2
+#define SWIGLU_ABI_VERSION 3
 
 /* Why a call was refused. Reasons, not places: swiglu_last_error() says where. */
 typedef enum swiglu_status {
@@ -76,7 +82,8 @@ typedef enum swiglu_raster {
  */
 typedef enum swiglu_flag { SWIGLU_WEIGHTS_CONSTANT = 1 } swiglu_flag_t;
 
-/* In swiglu_args_t.config: let swiglu_select() choose. */
+/* In swiglu_args_t.config: let swiglu_select() choose; in swiglu_down_args_t.config:
+   swiglu_down_select(). */
 #define SWIGLU_CONFIG_AUTO (-1)
 
 /*
@@ -88,13 +95,15 @@ typedef struct swiglu_args {
   int32_t dtype;        /* swiglu_dtype_t */
   int32_t activation;   /* swiglu_activation_t */
   int32_t config;       /* id of a configuration, or SWIGLU_CONFIG_AUTO */
-  int32_t raster;       /* swiglu_raster_t; AUTO: what swiglu_select() says for this problem */
+  int32_t raster;       /* swiglu_raster_t; AUTO: what swiglu_select() says for this problem; read
+                           where the configuration's swap_ab is 0, as are swizzle and num_sms */
   int32_t swizzle;      /* clusters of tiles that are neighbours across the raster and worked on
                            together, for L2 reuse: 1 .. 1024; 0: what swiglu_select() says */
   int32_t num_sms;      /* multiprocessors to use; 0: all of the device */
   int32_t flags;        /* 0 or swiglu_flag_t */
 
-  int64_t m; /* tokens, 0 .. 2^31 - 1024; m * n at most 2^43; 0 enqueues nothing */
+  int64_t m; /* tokens, 0 .. 2^31 - 1024; m * n at most 2^43; 0 enqueues nothing. A configuration
+                with swap_ab takes only so many that its CTAs are fewer than 2^31 */
   int64_t n; /* intermediate_size, a multiple of 8, 8 .. 2^30 - 1024 */
   int64_t k; /* hidden_size, a multiple of 8, 0 .. 2^31 - 1024; 0 fills out with zeros */
 
@@ -115,8 +124,40 @@ typedef struct swiglu_args {
 } swiglu_args_t;
 
 /*
- * A kernel configuration: one compiled tile shape and schedule of one of two kernels.
+ * One down projection, for few tokens: any number is right, beyond some 128 others are faster. Fill
+ * with zeros first, then set struct_size and what is needed. All extents and strides are in
+ * elements.
+ */
+typedef struct swiglu_down_args {
+  uint32_t struct_size; /* sizeof(swiglu_down_args_t), checked */
+  int32_t dtype;        /* swiglu_dtype_t */
+  int32_t config;       /* id of a configuration of the down projection, or SWIGLU_CONFIG_AUTO */
+  int32_t flags;        /* 0 or swiglu_flag_t */
+
+  int64_t m; /* tokens, 0 .. 2^31 - 1024; 0 enqueues nothing */
+  int64_t n; /* hidden_size, a multiple of 8, 8 .. 2^30 - 1024; m * n at most 2^43 */
+  int64_t k; /* intermediate_size, a multiple of 8, 0 .. 2^31 - 1024; 0 fills out with zeros */
+
+  /* Tensors: device pointers aligned to 16 bytes; strides multiples of 8, below 2^39. */
+
+  /* x [m, k], the gated intermediate, rows x_row_stride >= k apart. May be NULL if m or k is 0. */
+  void const* x;
+  int64_t x_row_stride;
+
+  /* Weights [n, k], rows weight_row_stride >= k apart. May be NULL if m or k is 0. */
+  void const* weight;
+  int64_t weight_row_stride;
+
+  /* out [m, n], rows out_row_stride >= n apart; must not overlap an input. May be NULL for m 0. */
+  void* out;
+  int64_t out_row_stride;
+} swiglu_down_args_t;
+
+/*
+ * A kernel configuration: one compiled tile shape and schedule of one of two kernels, or of the
+ * down projection.
  *
+ *   kernel 0   the down projection.
  *   kernel 1   two passes over K for an output tile: the gate, activated in registers and kept there
  *              in 16 bits, then up. Its result has two roundings instead of one.
  *   kernel 2   one pass, gate and up columns interleaved in the accumulator.
@@ -124,7 +165,7 @@ typedef struct swiglu_args {
 typedef struct swiglu_config {
   uint32_t struct_size; /* set by the caller to sizeof(swiglu_config_t), checked */
   int32_t id;           /* what swiglu_args_t.config takes; stable within one ABI version */
-  int32_t kernel;       /* 1 or 2 */
+  int32_t kernel;       /* 0, 1 or 2 */
   int32_t tile_m;       /* output tile of one CTA in tokens */
   int32_t tile_n;       /* in columns of the output; kernel 2's accumulator is twice as wide */
   int32_t tile_k;       /* step along K of one pipeline stage */
@@ -133,11 +174,17 @@ typedef struct swiglu_config {
   int32_t cooperative;  /* 1: two warpgroups on one tile; 0: pingpong, each on its own */
   int32_t granularity;  /* columns of gate, then of up, in the accumulator: 8 or 1; 0: one of the two
                            at a time, in kernel 1; -1: weights must be interleaved in memory by 8
-                           rows already */
+                           rows already. Of the down projection 0 */
+  int32_t swap_ab;      /* 1: for few tokens, the weights are the M operand of the tensor cores */
+  int32_t split_k;      /* CTAs, a cluster, that share the sum over K of one tile; 1 without
+                           swap_ab */
   int32_t all_types;    /* 1: compiled for every dtype and activation; 0: only for bf16 with SiLU */
   int32_t comparison;   /* 1: never chosen, there to be measured against another */
-  char const* name;     /* e.g. "pp_128x192_c2x1" or "k1_128x128_c2x1"; static storage. The tile in
-                           it is the accumulator's */
+  char const* name;     /* e.g. "pp_128x192_c2x1", "k1_128x128_c2x1" or, with swap_ab,
+                           "sm_16x64_k128_s4_p1_c1_t0" (tokens x weight rows, tile_k,
+                           stages, split_k, cluster_n, steps along K by which a tile starts
+                           later than the one before); static storage. The tile in it is the
+                           accumulator's */
 } swiglu_config_t;
 
 /* What swiglu_select() chose. */
@@ -189,6 +236,17 @@ SWIGLU_API swiglu_status_t swiglu_workspace_size(swiglu_args_t const* args, size
  */
 SWIGLU_API swiglu_status_t swiglu_launch(swiglu_args_t const* args, void* workspace,
                                          size_t workspace_bytes, void* stream);
+
+/*
+ * The same for the down projection: number of configurations, one of them (its id is its index),
+ * the choice, validation, launch. It needs no workspace.
+ */
+SWIGLU_API int32_t swiglu_down_config_count(void);
+SWIGLU_API swiglu_status_t swiglu_down_get_config(int32_t index, swiglu_config_t* config);
+SWIGLU_API swiglu_status_t swiglu_down_select(int64_t m, int64_t n, int64_t k, int32_t dtype,
+                                              int32_t num_sms, int32_t* choice);
+SWIGLU_API swiglu_status_t swiglu_down_validate(swiglu_down_args_t const* args);
+SWIGLU_API swiglu_status_t swiglu_down_launch(swiglu_down_args_t const* args, void* stream);
 
 #ifdef __cplusplus
 }

@@ -38,6 +38,15 @@ SWIGLU_DECLARE(k1_128x128_c1x2_bf16_silu)
 SWIGLU_DECLARE(k1_64x256_c2x1_bf16_silu)
 SWIGLU_DECLARE(k1_128x128_c2x1_hold_bf16_silu)
 
+// Of a configuration of small_m_list.hpp, whose name has to be made first.
+#define SWIGLU_DECLARE_ALL(name) SWIGLU_DECLARE_ALL_TYPES(name)
+#define SWIGLU_DECLARE_BF16_SILU(name) SWIGLU_DECLARE(name##_bf16_silu)
+#define SWIGLU_DECLARE_ONE(name) SWIGLU_DECLARE_BF16_SILU(name)
+#define SWIGLU_DECLARE_SMALL_M_ALL(...) SWIGLU_DECLARE_ALL(SWIGLU_SMALL_M_NAME(__VA_ARGS__))
+#define SWIGLU_DECLARE_SMALL_M_ONE(...) SWIGLU_DECLARE_ONE(SWIGLU_SMALL_M_NAME(__VA_ARGS__))
+SWIGLU_SMALL_M_ALL_TYPES(SWIGLU_DECLARE_SMALL_M_ALL)
+SWIGLU_SMALL_M_BF16_SILU(SWIGLU_DECLARE_SMALL_M_ONE)
+
 namespace {
 
 // [dtype][activation] of one configuration; null where it is not compiled.
@@ -56,6 +65,12 @@ constexpr LaunchRow only_bf16_silu(LaunchFunction launch) {
   return {{{launch, nullptr, nullptr}, {}}};
 }
 
+#define SWIGLU_ROW_OF_ALL(name) SWIGLU_ALL_TYPES(name)
+#define SWIGLU_ROW_OF_BF16_SILU(name) only_bf16_silu(name##_bf16_silu)
+#define SWIGLU_ROW_OF_ONE(name) SWIGLU_ROW_OF_BF16_SILU(name)
+#define SWIGLU_SMALL_M_ALL_ROW(...) SWIGLU_ROW_OF_ALL(SWIGLU_SMALL_M_NAME(__VA_ARGS__)),
+#define SWIGLU_SMALL_M_ONE_ROW(...) SWIGLU_ROW_OF_ONE(SWIGLU_SMALL_M_NAME(__VA_ARGS__)),
+
 // In the order of ConfigId.
 constexpr std::array<LaunchRow, kNumConfigs> kLaunchers = {
     SWIGLU_ALL_TYPES(pp_128x192_c2x1),
@@ -72,6 +87,8 @@ constexpr std::array<LaunchRow, kNumConfigs> kLaunchers = {
     only_bf16_silu(k1_128x128_c1x2_bf16_silu),
     only_bf16_silu(k1_64x256_c2x1_bf16_silu),
     only_bf16_silu(k1_128x128_c2x1_hold_bf16_silu),
+    SWIGLU_SMALL_M_ALL_TYPES(SWIGLU_SMALL_M_ALL_ROW)
+    SWIGLU_SMALL_M_BF16_SILU(SWIGLU_SMALL_M_ONE_ROW)
 };
 
 // Multiprocessors of `device`, 0 where it is not sm_90; asked once per device.
@@ -98,6 +115,8 @@ Error num_sms_of(int device, int* num_sms) {
   return {};
 }
 
+}  // namespace
+
 Error current_device(int* device) {
   if (cudaError_t status = cudaGetDevice(device)) {
     return cuda_error("cudaGetDevice", status);
@@ -109,7 +128,6 @@ Error current_device(int* device) {
   return {};
 }
 
-}  // namespace
 }  // namespace device
 
 Error launch_on_device(Problem const& problem, void* stream) {
@@ -123,12 +141,11 @@ Error launch_on_device(Problem const& problem, void* stream) {
   return launch(problem, {device, problem.num_sms}, static_cast<cudaStream_t>(stream));
 }
 
-Error fill_zero_on_device(Problem const& problem, void* stream) {
+Error fill_zero_on_device(void* out, int64_t row_stride, int64_t m, int64_t n, void* stream) {
   constexpr int64_t kBytes = 2;
-  return device::cuda_error(
-      "cudaMemset2DAsync",
-      cudaMemset2DAsync(problem.out, problem.out_row_stride * kBytes, 0, problem.n * kBytes,
-                        problem.m, static_cast<cudaStream_t>(stream)));
+  return device::cuda_error("cudaMemset2DAsync",
+                            cudaMemset2DAsync(out, row_stride * kBytes, 0, n * kBytes, m,
+                                              static_cast<cudaStream_t>(stream)));
 }
 
 Error query_num_sms(int* num_sms) {

@@ -20,6 +20,9 @@ struct DeviceInfo {
 
 using LaunchFunction = Error (*)(Problem const&, DeviceInfo const&, cudaStream_t);
 
+// The calling thread's device; refuses one beyond kMaxDevices.
+Error current_device(int* device);
+
 inline Error cuda_error(char const* call, cudaError_t status) {
   if (status == cudaSuccess) {
     return {};

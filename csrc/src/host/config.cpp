@@ -22,10 +22,29 @@ constexpr swiglu_config_t row(int id, int kernel, int tile_m, int tile_n, int cl
           cluster_n,
           cooperative,
           granularity,
+          0,
+          1,
           flags & kAllTypes ? 1 : 0,
           flags & kComparison ? 1 : 0,
           name};
 }
+
+// `rows` are the weights': two for an output.
+constexpr swiglu_config_t small_m_row(int id, int tokens, int rows, int tile_k, int splits,
+                                      int sharers, int flags, char const* name) {
+  swiglu_config_t made = row(id, 2, tokens, rows / 2, 1, sharers, 0, 8, flags, name);
+  made.tile_k = tile_k;
+  made.swap_ab = 1;
+  made.split_k = splits;
+  return made;
+}
+
+#define SWIGLU_ROW(flags, tokens, rows, tile_k, stages, splits, sharers, turn)                  \
+  small_m_row(SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, turn), tokens, \
+              rows, tile_k, splits, sharers, flags,                                             \
+              SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, turn)),
+#define SWIGLU_ALL_TYPES_ROW(...) SWIGLU_ROW(kAllTypes, __VA_ARGS__)
+#define SWIGLU_BF16_SILU_ROW(...) SWIGLU_ROW(0, __VA_ARGS__)
 
 constexpr std::array<swiglu_config_t, kNumConfigs> kTable = {
     row(kPp128x192c2x1, 2, 128, 96, 2, 1, 0, 8, kAllTypes, "pp_128x192_c2x1"),
@@ -42,7 +61,7 @@ constexpr std::array<swiglu_config_t, kNumConfigs> kTable = {
     row(kK1_128x128c1x2, 1, 128, 128, 1, 2, 0, 0, 0, "k1_128x128_c1x2"),
     row(kK1_64x256c2x1, 1, 64, 256, 2, 1, 0, 0, 0, "k1_64x256_c2x1"),
     row(kK1_128x128c2x1hold, 1, 128, 128, 2, 1, 0, 0, kComparison, "k1_128x128_c2x1_hold"),
-};
+    SWIGLU_SMALL_M_ALL_TYPES(SWIGLU_ALL_TYPES_ROW) SWIGLU_SMALL_M_BF16_SILU(SWIGLU_BF16_SILU_ROW)};
 
 constexpr bool ids_are_indices() {
   for (int i = 0; i < kNumConfigs; ++i) {

@@ -2,6 +2,7 @@
 // are in device/instances/.
 #pragma once
 
+#include "host/small_m_list.hpp"
 #include "swiglu/swiglu.h"
 
 namespace swiglu {
@@ -22,7 +23,10 @@ enum ConfigId : int {
   kK1_128x128c1x2,
   kK1_64x256c2x1,
   kK1_128x128c2x1hold,
-  kNumConfigs
+#define SWIGLU_ID(...) SWIGLU_SMALL_M_NAME(__VA_ARGS__),
+  SWIGLU_SMALL_M(SWIGLU_ID)
+#undef SWIGLU_ID
+      kNumConfigs
 };
 
 // The row of `id`, 0 <= id < kNumConfigs. struct_size is filled in.

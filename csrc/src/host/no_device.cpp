@@ -13,7 +13,8 @@ Error no_device() {
 }  // namespace
 
 Error launch_on_device(Problem const&, void*) { return no_device(); }
-Error fill_zero_on_device(Problem const&, void*) { return no_device(); }
+Error launch_down_on_device(DownProblem const&, void*) { return no_device(); }
+Error fill_zero_on_device(void*, int64_t, int64_t, int64_t, void*) { return no_device(); }
 Error query_num_sms(int*) { return no_device(); }
 char const* device_build_info() { return "cuda=none"; }
 

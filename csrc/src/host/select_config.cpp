@@ -4,6 +4,7 @@
 #include <array>
 
 #include "host/config.hpp"
+#include "host/select_small_m.hpp"
 
 namespace swiglu {
 namespace {
@@ -55,6 +56,10 @@ int64_t weight_bytes(int64_t n, int64_t k) { return 4 * n * k; }
 
 swiglu_choice_t select_config(int64_t m, int64_t n, int64_t k, swiglu_dtype_t dtype,
                               swiglu_activation_t activation, int num_sms) {
+  int const small = select_small_m(m, n, dtype, activation, num_sms);
+  if (small != kNoConfig) {
+    return {small, select_raster(m, n, k), select_swizzle(m, n, k)};
+  }
   TileCost const* best = nullptr;
   for (TileCost const& candidate : kCandidates) {
     if (is_compiled(candidate.config, dtype, activation) &&
