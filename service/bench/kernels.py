@@ -151,7 +151,7 @@ class KernelBench:
             return known[:_SHORTLISTED]
         choices = [
             KernelChoice(config.id)
-            for config in candidates(self._launcher.library)
+            for config in candidates(self._launcher.library, size.tokens)
             if config.kernel == kernel
         ]
         us = time_choices(self._launcher, problem.operands, choices, GLANCE)

@@ -224,7 +224,9 @@ class PaperBench:
         chosen = library.select(*shape, self._num_sms)
         if kernel in (None, library.configs[chosen.config].kernel):
             return chosen
-        return KernelChoice(next(c.id for c in candidates(library) if c.kernel == kernel))
+        return KernelChoice(
+            next(c.id for c in candidates(library, size.tokens) if c.kernel == kernel)
+        )
 
 
 def _name(size: Size) -> str:

@@ -16,8 +16,9 @@ from service.engine.dispatch import (
     validate_dispatch,
 )
 from service.engine.weights import TORCH_DTYPES
+from service.kernels.checks import ACTIVATIONS, DTYPES
 from service.kernels.dispatch_table import DispatchTable
-from service.kernels.launcher import ACTIVATIONS, DTYPES, Launcher
+from service.kernels.launcher import Launcher
 from service.kernels.library import KernelChoice
 
 

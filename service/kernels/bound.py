@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from service.kernels.launcher import (
+from service.kernels.checks import (
     ACTIVATIONS,
-    ARGS_SIZE,
     DTYPES,
-    LIBRARY_CHOOSES,
-    WEIGHTS_CONSTANT,
-    Launcher,
     check_activation,
     check_tensors,
     check_weight,
+    refuse_device,
+)
+from service.kernels.launcher import (
+    ARGS_SIZE,
+    LIBRARY_CHOOSES,
+    WEIGHTS_CONSTANT,
+    Launcher,
     current_device,
     pack_args,
-    refuse_device,
     stream_of,
 )
 from service.kernels.library import KernelChoice

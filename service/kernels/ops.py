@@ -13,12 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from service.kernels.launcher import (
-    check_activation,
-    check_tensors,
-    default_launcher,
-    empty_output,
-)
+from service.kernels.checks import check_activation, check_tensors, empty_output
+from service.kernels.launcher import default_launcher
 from service.kernels.library import KernelChoice
 
 _OPTIONS = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from service.kernels.launcher import LIBRARY_CHOOSES, default_launcher, empty_output
+from service.kernels.checks import empty_output
+from service.kernels.launcher import LIBRARY_CHOOSES, default_launcher
 from service.kernels.library import KernelChoice
 from service.kernels.ops import gate_up_op, gate_up_out_op
 

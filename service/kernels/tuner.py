@@ -27,6 +27,9 @@ ORDERS = (
 # Enough to tell which few are worth more.
 GLANCE = Steadiness(settle_s=0.015, measure_s=0.03, rounds=1)
 _INSTANCES_KEPT = 3
+# Up to here the smallest of the large tiles of each kernel stand in for all of them.
+_FEW_TOKENS = 64
+_SMALLEST_TILE = 8
 _CHOICES_KEPT = 3
 
 
@@ -71,9 +74,18 @@ def fused_calls(
     ]
 
 
-def candidates(library: Library) -> list[KernelConfig]:
-    """The instances that a choice is made among."""
-    return [config for config in library.configs if not config.comparison]
+def candidates(library: Library, tokens: int) -> list[KernelConfig]:
+    """The instances that a choice is made among, without those that cannot win at that size."""
+    return [
+        config for config in library.configs if not config.comparison and _may_win(config, tokens)
+    ]
+
+
+def _may_win(config: KernelConfig, tokens: int) -> bool:
+    """Whether a tile is neither mostly empty nor one of many that read the same weights."""
+    if config.swap_ab:
+        return config.tile_m <= max(_SMALLEST_TILE, 2 * tokens) and tokens <= 2 * config.tile_m
+    return tokens > _FEW_TOKENS or config.tile_m <= _FEW_TOKENS
 
 
 def time_choices(
@@ -166,7 +178,7 @@ class _Sweep:
 
     def _finalists(self) -> list[KernelChoice]:
         """The best few choices, and the best of each kernel."""
-        instances = [KernelChoice(config.id) for config in candidates(self._library)]
+        instances = [KernelChoice(config.id) for config in candidates(self._library, self._tokens)]
         kept = self._with_each_kernel(self._by_time(instances), _INSTANCES_KEPT)
         orders = [
             KernelChoice(choice.config, raster, swizzle)
@@ -176,9 +188,9 @@ class _Sweep:
         return self._with_each_kernel(self._by_time(orders), _CHOICES_KEPT)
 
     def _orders(self, choice: KernelChoice) -> Sequence[tuple[Raster, int]]:
-        """Of a single row of tiles there is one."""
-        one_row = self._tokens <= self._library.configs[choice.config].tile_m
-        return ORDERS[:1] if one_row else ORDERS
+        """Of a single row of tiles there is one, and the small-M kernels know no other."""
+        config = self._library.configs[choice.config]
+        return ORDERS[:1] if config.swap_ab or self._tokens <= config.tile_m else ORDERS
 
     def _by_time(self, choices: Sequence[KernelChoice]) -> list[KernelChoice]:
         us = time_choices(self._launcher, self._operands, choices, GLANCE)

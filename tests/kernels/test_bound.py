@@ -9,8 +9,9 @@ import torch
 
 from service.kernels.abi import Args, Raster
 from service.kernels.bound import BoundLauncher
+from service.kernels.checks import check_tensors
 from service.kernels.errors import CudaError, InvalidArgument
-from service.kernels.launcher import LIBRARY_CHOOSES, check_tensors
+from service.kernels.launcher import LIBRARY_CHOOSES
 from service.kernels.library import KernelChoice
 from tests.kernels.test_launcher import BROKEN, K, M, N, tensors
 

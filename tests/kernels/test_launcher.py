@@ -10,14 +10,9 @@ import torch
 
 from service.errors import EngineError
 from service.kernels.abi import Args, Raster, Status
+from service.kernels.checks import check_tensors, empty_output
 from service.kernels.errors import CudaError, DeviceUnsupported, InvalidArgument, KernelError
-from service.kernels.launcher import (
-    LIBRARY_CHOOSES,
-    Launcher,
-    _is_sound,
-    check_tensors,
-    empty_output,
-)
+from service.kernels.launcher import LIBRARY_CHOOSES, Launcher, _is_sound
 from service.kernels.library import KernelChoice
 
 M, N, K = 5, 24, 16

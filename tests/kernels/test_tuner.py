@@ -48,7 +48,7 @@ def times(monkeypatch):
 
 def test_the_fastest_instance_in_the_fastest_order_comes_first(host_library, times):
     """Whichever it is; the best of the other kernel and the library's own choice are kept too."""
-    for config in candidates(host_library):
+    for config in candidates(host_library, 300):
         best = KernelChoice(config.id, *ORDERS[-1])
         times(lambda it, best=best: 1.0 if it == best else 2.0 + (it.config != best.config))
         found = tune(FakeLauncher(host_library), OPERANDS, 132, BRIEF)
@@ -63,7 +63,8 @@ def test_the_fastest_instance_in_the_fastest_order_comes_first(host_library, tim
 def test_what_is_there_for_comparison_is_never_tried(host_library, times):
     seen = times(lambda _: 1.0)
     tune(FakeLauncher(host_library), OPERANDS, 132, BRIEF)
-    assert {choice.config for choice in seen} == {config.id for config in candidates(host_library)}
+    tried = {config.id for config in candidates(host_library, 300)}
+    assert {choice.config for choice in seen} == tried
     assert any(config.comparison for config in host_library.configs)
 
 
@@ -76,6 +77,28 @@ def test_of_a_single_row_of_tiles_one_order_is_tried(host_library, times):
         (chosen.raster, chosen.swizzle)
     }
     assert orders <= {(0, 0), ORDERS[0]}
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 16, 64, 65, 128, 256, 257, 8192])
+def test_only_what_may_win_is_tried(host_library, tokens):
+    """Of both kernels something, small-M instances whose tile fits, and no more of the others."""
+    tried = candidates(host_library, tokens)
+    assert {config.kernel for config in tried} == {1, 2}
+    small = [config for config in tried if config.swap_ab]
+    assert bool(small) == (tokens <= 128)
+    assert all(tokens / 2 <= config.tile_m <= max(8, 2 * tokens) for config in small)
+    if tokens <= 64:
+        assert all(config.tile_m <= 64 for config in tried if not config.swap_ab)
+
+
+def test_a_small_m_kernel_has_one_order(host_library, times):
+    small = [config.id for config in candidates(host_library, 20) if config.swap_ab]
+    seen = times(lambda it: 1.0 if it.config in small else 2.0)
+    few = Operands(torch.empty(20, 16), OPERANDS.weights, torch.empty(20, 24))
+    tune(FakeLauncher(host_library), few, 132, BRIEF)
+    chosen = host_library.select(20, 24, 16, 132)
+    orders = {(it.raster, it.swizzle) for it in seen if it.config in small}
+    assert orders <= {(0, 0), ORDERS[0], (chosen.raster, chosen.swizzle)}
 
 
 def test_a_second_look_counts_as_much_as_the_first(host_library, times):
