@@ -317,6 +317,51 @@ def bench_kernels(
     _run_gpu_bench(run_tune if tune else run_kernel_bench, options)
 
 
+@bench.command("decode")
+def bench_decode(
+    models: Annotated[
+        str, typer.Option(help="Presets whose shapes to measure, with commas.")
+    ] = "0.5b,1.5b,3b,7b,14b,32b,72b",
+    tokens: Annotated[
+        str, typer.Option(help="Batch sizes in tokens, with commas.")
+    ] = "1,4,8,16,32,64,128",
+    rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 3,
+    settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
+    measure_s: Annotated[
+        float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
+    ] = 0.12,
+    budget_s: Annotated[
+        float, typer.Option(help="No further size is begun after so many seconds.")
+    ] = float("inf"),
+    results: Annotated[Path, typer.Option(help="Directory for <gpu>-decode.csv and .json.")] = Path(
+        "service/bench/results"
+    ),
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the dispatch tables; by default the package's."),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to record where there is no checkout.")
+    ] = None,
+) -> None:
+    """Measure gate/up, down and the whole MLP of few tokens against the memory's read rate."""
+    from service.bench.decode import DecodeOptions, run_decode_bench
+    from service.bench.kernel_options import parse_models, parse_tokens, recorded_command
+    from service.kernels.timing import Steadiness
+
+    options = DecodeOptions(
+        models=parse_models(models),
+        tokens=parse_tokens(tokens),
+        steadiness=Steadiness(settle_s, measure_s, rounds),
+        budget_s=budget_s,
+        results=results,
+        tables=tables,
+        command=recorded_command(sys.argv[1:]),
+        commit=commit,
+    )
+    _run_gpu_bench(run_decode_bench, options)
+
+
 @bench.command("paper")
 def bench_paper(
     models: Annotated[
