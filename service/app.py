@@ -1,4 +1,4 @@
-"""The ASGI application: routes, error form and documentation around one runtime."""
+"""The ASGI application: routes, error form and documentation around one service."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import __version__
 from service.errors import ServiceError
+from service.front import Front
 from service.routes.health import health_router
 from service.routes.inference_v2 import infer_endpoint, v2_router
 from service.routes.mlp import mlp_endpoint
 from service.routes.openapi import tensor_paths
 from service.routes.page import page_router
 from service.routes.replies import error_body, error_headers, internal_error
-from service.runtime import Runtime
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -48,14 +48,14 @@ class _App(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(runtime: Runtime) -> FastAPI:
-    """The application that serves `runtime`, whose life it shares."""
+def create_app(front: Front) -> FastAPI:
+    """The application that serves `front`, whose life it shares."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await runtime.start()
+        await front.start()
         yield
-        await runtime.stop()
+        await front.stop()
 
     app = _App(
         title="tilemlp",
@@ -64,26 +64,26 @@ def create_app(runtime: Runtime) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    mlp, infer = mlp_endpoint(runtime), infer_endpoint(runtime)
+    mlp, infer = mlp_endpoint(front), infer_endpoint(front)
 
     async def infer_served(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path_params"] = {"model": runtime.model.name}
+        scope["path_params"] = {"model": front.model.name}
         await infer(scope, receive, send)
 
     app.direct = {
         ("POST", "/mlp"): mlp,
-        ("POST", f"/v2/models/{runtime.model.name}/infer"): infer_served,
+        ("POST", f"/v2/models/{front.model.name}/infer"): infer_served,
     }
     app.router.routes += [
         Route("/mlp", mlp, methods=["POST"]),
         Route("/v2/models/{model}/infer", infer, methods=["POST"]),
         Route("/v2/models/{model}/versions/{version}/infer", infer, methods=["POST"]),
     ]
-    app.include_router(health_router(runtime))
-    app.include_router(v2_router(runtime))
+    app.include_router(health_router(front))
+    app.include_router(v2_router(front))
     app.include_router(page_router())
     _add_error_handlers(app)
-    _add_documentation(app, runtime)
+    _add_documentation(app, front)
     return app
 
 
@@ -115,13 +115,13 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse(error_body(str(found), found.code), found.status)
 
 
-def _add_documentation(app: FastAPI, runtime: Runtime) -> None:
+def _add_documentation(app: FastAPI, front: Front) -> None:
     """Add the tensor routes, which FastAPI cannot describe, to its OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        document["paths"].update(tensor_paths(runtime.model))
+        document["paths"].update(tensor_paths(front.model))
         # FastAPI adds these to every route with a parameter; our errors have another form.
         for operations in document["paths"].values():
             for operation in operations.values():

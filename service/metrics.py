@@ -5,15 +5,13 @@ own `observe` costs 2 µs and takes locks, these cost 0.2 µs and need none, bec
 here is updated from the event loop's thread only**. Engine threads report through the batcher.
 
 Nothing is labelled by request, shape or raw path; all label values are known at start, so every
-series exists from the first scrape on.
+series exists from the first scrape on. What front ends count is in service.counts.
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, product
+from itertools import product
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -22,16 +20,15 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 
-# Requests and stages: 50 µs to 10 s. A quantile is known to within a factor of 1.6 at worst.
-DURATION_BUCKETS = tuple(50e-6 * 1.6**k for k in range(27))
+from service.counts import APIS, DURATION_BUCKETS, FRONT_STAGES, FrontCounts, Histogram, add_up
+
 # Kernels: 10 µs (decode of a small model) to 0.16 s (a full batch on a CPU).
 KERNEL_BUCKETS = tuple(10e-6 * 2.0**k for k in range(15))
 TOKEN_BUCKETS = tuple(2.0**k for k in range(18))
 REQUEST_BUCKETS = tuple(2.0**k for k in range(13))
 
-APIS = ("mlp", "v2")
 TRIGGERS = ("full", "idle", "delay", "drain", "retry")
 STAGES = ("receive", "decode", "queue", "h2d", "compute", "d2h", "encode")
 GPU_GAUGES = {
@@ -40,7 +37,6 @@ GPU_GAUGES = {
     "mlp_gpu_power_watts": "Power draw of the GPU.",
     "mlp_gpu_sm_clock_hertz": "Clock of the multiprocessors.",
 }
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Counter:
@@ -50,32 +46,6 @@ class Counter:
 
     def __init__(self) -> None:
         self.value = 0.0
-
-
-class Histogram:
-    """Counts per bucket, and the sum of what was observed."""
-
-    __slots__ = ("_bounds", "_counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count `value` in the first bucket whose bound is not below it."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as the exposition format wants them."""
-        names = [*(repr(bound) for bound in self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
 
 class _Family:
@@ -126,6 +96,14 @@ class HistogramFamily(_Family):
         return family
 
 
+def _by_label(name: str, help_text: str, label: str, histograms: Mapping[str, Histogram]) -> Metric:
+    """Histograms by the values of one label, as prometheus_client exposes them."""
+    family = HistogramMetricFamily(name, help_text, labels=(label,))
+    for value, histogram in histograms.items():
+        family.add_metric((value,), histogram.buckets(), histogram.sum)
+    return family
+
+
 class Metrics:
     """The registry of one service, and one method per thing that happens.
 
@@ -145,25 +123,17 @@ class Metrics:
         build: Mapping[str, str],
         peak_flops: float | None,
     ) -> None:
-        self._requests = CounterFamily(
-            "mlp_requests",
-            "Tensor requests by how they ended; each counted once, when it ends.",
-            api=APIS,
-            outcome=outcomes,
-        )
-        self._request_duration = HistogramFamily(
-            "mlp_request_duration_seconds",
-            "From the request's headers to the answer handed to the transport; ok requests only.",
-            DURATION_BUCKETS,
-            api=APIS,
-        )
-        self._stage_duration = HistogramFamily(
-            "mlp_stage_duration_seconds",
-            "Time per stage: receive, decode, queue and encode per request; h2d, compute and d2h "
-            "per batch.",
-            DURATION_BUCKETS,
-            stage=STAGES,
-        )
+        self._outcomes = tuple(outcomes)
+        self.front = FrontCounts(outcomes)
+        self._fronts = [self.front]
+        # What is touched for every request and batch, looked up once; those of front ends are
+        # added up at a scrape.
+        self._stages = {
+            stage: self.front.stages[stage]
+            if stage in FRONT_STAGES
+            else Histogram(DURATION_BUCKETS)
+            for stage in STAGES
+        }
         self._kernel_duration = HistogramFamily(
             "mlp_kernel_duration_seconds",
             "Device time of one kernel launch.",
@@ -197,13 +167,10 @@ class Metrics:
             for value in vars(self).values()
             if isinstance(value, (CounterFamily, HistogramFamily))
         ]
-        # What is touched for every request and batch, looked up once.
-        self._stages = {key[0]: child for key, child in self._stage_duration.children.items()}
         self._one_batch_tokens = self._batch_tokens[()]
         self._one_batch_requests = self._batch_requests[()]
         self._one_tokens, self._one_flops = self._tokens[()], self._flops[()]
         self._one_busy = self._busy[()]
-        self._last_ok_unix_s = 0.0
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._read_gpus: Callable[[], Mapping[str, Mapping[str, float]]] = dict
         self._build = dict(build)
@@ -226,12 +193,13 @@ class Metrics:
         """
         self._read_gpus = read
 
+    def add_front(self, counts: FrontCounts) -> None:
+        """Add what a front end in another process counts, from now on, to every scrape."""
+        self._fronts.append(counts)
+
     def request_ended(self, api: str, outcome: str, duration_s: float) -> None:
-        """A tensor request has ended; the only place where requests are counted."""
-        self._requests.children[api, outcome].value += 1
-        if outcome == "ok":
-            self._request_duration.children[api,].observe(duration_s)
-            self._last_ok_unix_s = time.time()
+        """A tensor request of this process has ended."""
+        self.front.request_ended(api, outcome, duration_s)
 
     def stage(self, stage: str, duration_s: float) -> None:
         """One stage of a request is over."""
@@ -265,19 +233,20 @@ class Metrics:
     def statistics(self) -> dict[str, int]:
         """What the v2 statistics document reports: counts, and `…_ns` for their total times."""
         durations = {
-            "queue": self._stage_duration["queue"],
-            "compute_input": self._stage_duration["h2d"],
-            "compute_infer": self._stage_duration["compute"],
-            "compute_output": self._stage_duration["d2h"],
+            "queue": self._stages["queue"],
+            "compute_input": self._stages["h2d"],
+            "compute_infer": self._stages["compute"],
+            "compute_output": self._stages["d2h"],
         }
+        fronts = add_up(self._outcomes, self._fronts)
         found = {
-            "last_inference_ms": int(self._last_ok_unix_s * 1e3),
+            "last_inference_ms": int(fronts.last_ok_unix_s * 1e3),
             "inference": int(self._tokens[()].value),
             "execution": int(sum(child.value for child in self._batches.children.values())),
-            "success": sum(self._request_duration[api].count for api in APIS),
-            "success_ns": int(sum(self._request_duration[api].sum for api in APIS) * 1e9),
+            "success": sum(fronts.durations[api].count for api in APIS),
+            "success_ns": int(sum(fronts.durations[api].sum for api in APIS) * 1e9),
         }
-        ended = sum(child.value for child in self._requests.children.values())
+        ended = sum(fronts.requests(*key) for key in product(APIS, self._outcomes))
         found["fail"] = int(ended) - found["success"]
         for name, histogram in durations.items():
             found[name], found[f"{name}_ns"] = histogram.count, int(histogram.sum * 1e9)
@@ -285,6 +254,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry at each scrape."""
+        yield from self._collect_requests()
         for family in self._families:
             yield family.collect()
         for name, help_text, read in self._gauges:
@@ -293,6 +263,32 @@ class Metrics:
         build = GaugeMetricFamily("mlp_build_info", "1, with what runs.", labels=list(self._build))
         build.add_metric(list(self._build.values()), 1.0)
         yield build
+
+    def _collect_requests(self) -> Iterable[Metric]:
+        """What the front ends have counted, one or several of them."""
+        fronts = add_up(self._outcomes, self._fronts)
+        requests = CounterFamily(
+            "mlp_requests",
+            "Tensor requests by how they ended; each counted once, when it ends.",
+            api=APIS,
+            outcome=self._outcomes,
+        )
+        for api, outcome in requests.keys:
+            requests[api, outcome].value = fronts.requests(api, outcome)
+        yield requests.collect()
+        yield _by_label(
+            "mlp_request_duration_seconds",
+            "From the request's headers to the answer handed to the transport; ok requests only.",
+            "api",
+            fronts.durations,
+        )
+        yield _by_label(
+            "mlp_stage_duration_seconds",
+            "Time per stage: receive, decode, queue and encode per request; h2d, compute and d2h "
+            "per batch.",
+            "stage",
+            self._stages | fronts.stages,
+        )
 
     def _collect_gpus(self) -> Iterable[Metric]:
         readings = self._read_gpus()

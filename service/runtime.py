@@ -8,15 +8,18 @@ import platform
 from collections.abc import Callable
 
 from service import __version__
-from service.batching.admission import Admission
+from service.batching.admission import Admission, Lease
 from service.batching.arena import Arena
 from service.batching.batcher import Batcher
 from service.batching.health import Health
 from service.batching.policy import Limits
+from service.batching.request import Answer, Holding, PendingRequest
 from service.batching.worker import EngineWorker
 from service.config import Settings
+from service.counts import FrontCounts
 from service.engine.base import Engine, LendsHostMemory, OnGpus
 from service.errors import EngineDead, outcomes
+from service.front import InProgress
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 from service.nvml import GpuSampler
@@ -29,32 +32,8 @@ _ARENA_KEEP_BYTES = 512 << 20
 _STOP_TIMEOUT_S = 3.0
 
 
-class InProgress:
-    """Counts the requests that are being served, and tells when there are none."""
-
-    __slots__ = ("_idle", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._idle = asyncio.Event()
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
-        if not self.count:
-            self._idle.set()
-
-    async def none_left(self) -> None:
-        """Wait until nothing is being served."""
-        while self.count:
-            self._idle.clear()
-            await self._idle.wait()
-
-
 class Runtime:
-    """One engine and what surrounds it.
+    """One engine and what surrounds it; the Front of whoever serves HTTP in this process.
 
     Args:
         settings: As given by the user.
@@ -140,15 +119,52 @@ class Runtime:
         delay_s = self.settings.drain_delay_s
         logger.info("draining: %d requests in progress", self.in_progress.count)
         await asyncio.sleep(delay_s)
-        try:
-            await asyncio.wait_for(
-                self.in_progress.none_left(), self.settings.shutdown_grace_s - delay_s
-            )
-        except asyncio.TimeoutError:
-            raise TimeoutError(
-                f"drain: {self.in_progress.count} requests were not answered within "
-                f"shutdown_grace_s {self.settings.shutdown_grace_s}"
-            ) from None
+        grace_s = self.settings.shutdown_grace_s
+        await self.in_progress.drained(grace_s - delay_s, grace_s)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End everything that is in progress with this error, and refuse what comes."""
+        self.batcher.fail_all(error)
+
+    async def admit(self, tokens: int, nbytes: int, *, slot_bytes: int | None = None) -> Lease:
+        """Reserve budget, and a slot for the body."""
+        return self.admission.admit(tokens, nbytes, slot_bytes=slot_bytes)
+
+    async def grow(self, held: Holding, tokens: int, nbytes: int) -> None:
+        """Hold more, because the body turns out to be larger."""
+        assert isinstance(held, Lease)
+        held.grow(tokens, nbytes)
+
+    async def submit(self, request: PendingRequest) -> asyncio.Future[Answer]:
+        """Queue a validated request."""
+        return self.batcher.submit(request)
+
+    def cancel(self, request: PendingRequest) -> None:
+        """The client has left."""
+        self.batcher.cancel(request)
+
+    async def scrape(self) -> bytes:
+        """The text of /metrics."""
+        return self.metrics.render()
+
+    async def statistics(self) -> dict[str, int]:
+        """Counts and total times for the v2 statistics document."""
+        return self.metrics.statistics()
+
+    @property
+    def counts(self) -> FrontCounts:
+        """Where requests of this process are counted."""
+        return self.metrics.front
+
+    @property
+    def backend(self) -> str:
+        """Short name of the engine's implementation."""
+        return self.engine.backend
+
+    @property
+    def device(self) -> str:
+        """Where the engine runs, for people."""
+        return self.engine.device
 
     async def stop(self) -> None:
         """End the background work and close the engine; a dead or hung engine is left alone."""

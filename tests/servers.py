@@ -101,7 +101,7 @@ class ServerThread:
     def __enter__(self) -> ServerThread:
         self.thread.start()
         wait_until(lambda: self.server.started, 10)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
+        port = self.server.port
         self.url = f"http://127.0.0.1:{port}"
         if self._wait_ready:
             wait_until(lambda: self.runtime.health.ready, 10)

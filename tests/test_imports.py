@@ -38,7 +38,8 @@ RULES = {
     "errors": Row(),
     "log": Row(),
     "memory_limit": Row(),
-    "metrics": Row(third="prometheus_client"),
+    "counts": Row(),
+    "metrics": Row("counts", third="prometheus_client"),
     "config": Row("errors", "pydantic pydantic_settings"),
     # The words that everybody shares: whoever moves requests must not need to load torch.
     "engine.base": Row(),
@@ -47,11 +48,14 @@ RULES = {
     "batching": Row("engine.base errors metrics"),
     "wire": Row("engine.base errors", "numpy"),
     "nvml": Row("engine.base", "pynvml"),
-    "runtime": Row("batching nvml engine.base config errors memory_limit metrics"),
-    "routes": Row("runtime wire batching engine.base config errors metrics", "fastapi starlette"),
-    "app": Row("routes runtime config errors", "fastapi starlette"),
+    # What the routes know of the service, whichever process it runs in.
+    "front": Row("batching engine.base config counts errors"),
+    "runtime": Row("front batching nvml engine.base config counts errors memory_limit metrics"),
+    "routes": Row("front wire batching engine.base config errors", "fastapi starlette"),
+    "app": Row("routes front config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
-    "server": Row("app runtime http_protocol engine.base config errors log", "uvicorn"),
+    "http_server": Row("app front http_protocol config errors log", "uvicorn"),
+    "server": Row("http_server runtime engine.base config errors log", "uvicorn"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),

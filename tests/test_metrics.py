@@ -7,12 +7,14 @@ import time
 
 import pytest
 from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.config import Settings
 from service.errors import outcomes
 from service.memory_limit import memory_limit_bytes
-from service.metrics import CONTENT_TYPE, Metrics
+from service.metrics import Metrics
+from service.routes.health import EXPOSITION
 from service.runtime import Runtime
 from tests.engines import FakeEngine
 
@@ -113,7 +115,7 @@ def test_counters_end_in_total_and_no_series_says_when_it_was_created(metrics: M
 def test_the_process_is_described_too(metrics: Metrics):
     names = {"process_resident_memory_bytes", "process_open_fds", "python_info"}
     assert names <= set(scrape(metrics))
-    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+    assert EXPOSITION == CONTENT_TYPE_PLAIN_0_0_4
 
 
 def test_an_unknown_peak_is_left_out():

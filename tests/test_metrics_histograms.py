@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.counts import DURATION_BUCKETS, Histogram
 from service.errors import outcomes
-from service.metrics import (
-    DURATION_BUCKETS,
-    KERNEL_BUCKETS,
-    REQUEST_BUCKETS,
-    TOKEN_BUCKETS,
-    Histogram,
-    Metrics,
-)
+from service.metrics import KERNEL_BUCKETS, REQUEST_BUCKETS, TOKEN_BUCKETS, Metrics
 from tests.test_metrics import scrape
 
 

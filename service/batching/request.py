@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from service.batching.admission import Lease
 from service.engine.base import DType, Output
 
 GroupKey: TypeAlias = tuple[int, Output]
@@ -21,13 +20,40 @@ class State(Enum):
     DONE = auto()
 
 
+class BodyRoom(Protocol):
+    """Memory that a body is received into.
+
+    Attributes:
+        view: Writable, exactly as long as was asked for.
+    """
+
+    view: memoryview
+
+
+class Holding(Protocol):
+    """What a request holds from its admission on: budget and a slot."""
+
+    @property
+    def slot(self) -> BodyRoom:
+        """Where its body is received."""
+
+    def settle(self, tokens: int, nbytes: int) -> None:
+        """Correct the estimates once the body is decoded; never up."""
+
+    def start(self) -> None:
+        """Return the budget: the request waits no longer."""
+
+    def release(self) -> None:
+        """Return budget and slot: nobody reads the body any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the engine computed for one request.
 
     Attributes:
         data: [tokens, width] in the request's output dtype, in memory that belongs to this answer
-            alone and is never reused.
+            alone for as long as anybody can see it.
         kernel: The gate/up kernel that ran; `none` where there was nothing to compute.
         batch_tokens: Rows of the batch that this request was part of.
         queue_s: From joining the queue to the start of the batch.
@@ -54,12 +80,14 @@ class PendingRequest:
         output_nbytes: Size of the answer.
         lease: Budget and slot that are returned when the request is over.
         deadline: Time of the batcher's clock after which it must not start; None for never.
+        destination: Writable, output_nbytes long: where the answer goes; None for new memory.
     """
 
     __slots__ = (
         "arrival",
         "data",
         "deadline",
+        "destination",
         "dtype",
         "future",
         "key",
@@ -82,8 +110,9 @@ class PendingRequest:
         dtype: DType,
         output_dtype: DType,
         output_nbytes: int,
-        lease: Lease,
+        lease: Holding,
         deadline: float | None = None,
+        destination: memoryview | None = None,
     ) -> None:
         self.key: GroupKey = (layer, output)
         self.tokens = tokens
@@ -93,6 +122,7 @@ class PendingRequest:
         self.output_nbytes = output_nbytes
         self.lease = lease
         self.deadline = deadline
+        self.destination = destination
         self.arrival = 0.0
         self.started = 0.0
         self.state = State.QUEUED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from starlette.types import Message, Receive
@@ -71,7 +71,11 @@ async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> 
 
 
 async def receive_growing(
-    receive: Receive, limit: int, timeout_s: float, room: int, grow: Callable[[int], None]
+    receive: Receive,
+    limit: int,
+    timeout_s: float,
+    room: int,
+    grow: Callable[[int], Awaitable[None]],
 ) -> memoryview:
     """Receive a body of undeclared length into memory that grows with it.
 
@@ -96,7 +100,7 @@ async def receive_growing(
                 raise too_large(limit, f"more than {limit}")
             if size > room:
                 room = min(limit, 2 * size)
-                grow(room)
+                await grow(room)
             body += chunk
     return memoryview(body)
 

@@ -12,12 +12,12 @@ from starlette.types import Scope
 from service import __version__
 from service.batching.request import Answer
 from service.errors import NotFound
+from service.front import Front
 from service.routes.access import expected_key, require_key
 from service.routes.health import health_answer
 from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
 from service.routes.target import resolve_layer, resolve_model
 from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
-from service.runtime import Runtime
 from service.wire.media import answer_encoding
 from service.wire.quoting import quote
 from service.wire.v2 import (
@@ -39,25 +39,25 @@ from service.wire.v2_documents import (
 )
 
 
-def infer_endpoint(runtime: Runtime) -> TensorEndpoint:
+def infer_endpoint(front: Front) -> TensorEndpoint:
     """The ASGI application behind POST /v2/models/{model}[/versions/{version}]/infer."""
 
     def read_head(scope: Scope, headers: Headers) -> V2Head:
-        _require_model(runtime, **scope["path_params"])
-        return V2Head(headers, runtime)
+        _require_model(front, **scope["path_params"])
+        return V2Head(headers, front)
 
-    return TensorEndpoint("v2", read_head, runtime)
+    return TensorEndpoint("v2", read_head, front)
 
 
 class V2Head:
     """Headers of one infer request, and its JSON once it is decoded."""
 
-    __slots__ = ("_answer_encoding", "_header_length", "_request", "_runtime")
+    __slots__ = ("_answer_encoding", "_front", "_header_length", "_request")
 
     _request: V2Request
 
-    def __init__(self, headers: Headers, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, headers: Headers, front: Front) -> None:
+        self._front = front
         # Counts the decompressed body, so only the decoder can compare it with the length.
         self._header_length = parse_header_length(
             header_text(headers, b"inference-header-content-length"), None
@@ -66,7 +66,7 @@ class V2Head:
 
     def tokens_at_most(self, content_length: int) -> int:
         """As many rows as the smallest elements would make."""
-        return content_length // (self._runtime.model.hidden_size * SMALLEST_ELEMENT_BYTES)
+        return content_length // (self._front.model.hidden_size * SMALLEST_ELEMENT_BYTES)
 
     def parsed_bytes(self, body_bytes: int) -> int:
         """The JSON header, which is all of the body where its length is not given."""
@@ -74,9 +74,9 @@ class V2Head:
 
     def decode(self, body: memoryview) -> Job:
         """Read JSON header and binary input."""
-        model = self._runtime.model
+        model = self._front.model
         request = self._request = decode_v2(
-            body, self._header_length, model, self._runtime.settings.max_json_bytes
+            body, self._header_length, model, self._front.settings.max_json_bytes
         )
         return Job(
             request.tensor,
@@ -97,7 +97,7 @@ class V2Head:
 
     def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
         """Write JSON header and binary output."""
-        model = self._runtime.model
+        model = self._front.model
         shape = (*job.tensor.shape[:-1], model.width(job.output))
         chunks, header_length = encode_v2(
             self._request, model.name, shape, job.output_dtype, answer.data
@@ -110,9 +110,9 @@ class V2Head:
         return Reply(200, headers, compress(chunks, self._answer_encoding, headers))
 
 
-def v2_router(runtime: Runtime) -> APIRouter:
+def v2_router(front: Front) -> APIRouter:
     """The protocol's documents: everything under /v2 but inference."""
-    api_key = expected_key(runtime.settings)
+    api_key = expected_key(front.settings)
 
     async def guard(request: Request) -> None:
         require_key(api_key, dict(request.scope["headers"]))
@@ -122,50 +122,49 @@ def v2_router(runtime: Runtime) -> APIRouter:
     # `async`, or they would wait for a thread of the pool that a busy service may not have.
     @router.get("/v2/health/live", summary="Is the process able to serve at all?")
     async def live() -> JSONResponse:
-        return health_answer(runtime, "live", runtime.health.live)
+        return health_answer(front, "live", front.health.live)
 
     @router.get("/v2/health/ready", summary="Are requests accepted?")
     async def ready() -> JSONResponse:
-        return health_answer(runtime, "ready", runtime.health.ready)
+        return health_answer(front, "ready", front.health.ready)
 
-    router.include_router(_documents(runtime), dependencies=[Depends(guard)])
+    router.include_router(_documents(front), dependencies=[Depends(guard)])
     return router
 
 
-def _documents(runtime: Runtime) -> APIRouter:
+def _documents(front: Front) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v2", summary="Server metadata")
     async def server() -> dict[str, Any]:
-        engine = runtime.engine
         return server_metadata(
-            __version__, backend=engine.backend, device=engine.device, reason=runtime.reason
+            __version__, backend=front.backend, device=front.device, reason=front.reason
         )
 
     # Before the routes with {model}, or "stats" would be taken for a model's name.
     @router.get("/v2/models/stats", summary="Statistics of all models")
     async def all_stats() -> dict[str, Any]:
-        return _statistics(runtime)
+        return await _statistics(front)
 
     @router.post("/v2/repository/index", summary="Which models there are")
     async def index() -> list[dict[str, Any]]:
-        return repository_index([runtime.model.name], runtime.health.ready)
+        return repository_index([front.model.name], front.health.ready)
 
     async def metadata(model: str, version: str | None = None) -> dict[str, Any]:
-        _require_model(runtime, model, version)
-        return model_metadata(runtime.model)
+        _require_model(front, model, version)
+        return model_metadata(front.model)
 
     async def config(model: str, version: str | None = None) -> dict[str, Any]:
-        _require_model(runtime, model, version)
-        return model_config(runtime.model)
+        _require_model(front, model, version)
+        return model_config(front.model)
 
     async def stats(model: str, version: str | None = None) -> dict[str, Any]:
-        _require_model(runtime, model, version)
-        return _statistics(runtime)
+        _require_model(front, model, version)
+        return await _statistics(front)
 
     async def model_ready(model: str, version: str | None = None) -> JSONResponse:
-        _require_model(runtime, model, version)
-        return health_answer(runtime, "ready", runtime.health.ready)
+        _require_model(front, model, version)
+        return health_answer(front, "ready", front.health.ready)
 
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         router.get(prefix, summary="Model metadata")(metadata)
@@ -175,14 +174,14 @@ def _documents(runtime: Runtime) -> APIRouter:
     return router
 
 
-def _require_model(runtime: Runtime, model: str, version: str | None = None) -> None:
-    resolve_model(runtime.model.name, model)
+def _require_model(front: Front, model: str, version: str | None = None) -> None:
+    resolve_model(front.model.name, model)
     if version is not None and version != MODEL_VERSION:
         raise NotFound(f"version: must be {MODEL_VERSION!r}, is {quote(version)}")
 
 
-def _statistics(runtime: Runtime) -> dict[str, Any]:
-    found = runtime.metrics.statistics()
+async def _statistics(front: Front) -> dict[str, Any]:
+    found = await front.statistics()
 
     def duration(name: str) -> Duration:
         return Duration(found[name], found.get(f"{name}_ns", 0))
@@ -198,4 +197,4 @@ def _statistics(runtime: Runtime) -> dict[str, Any]:
         compute_infer=duration("compute_infer"),
         compute_output=duration("compute_output"),
     )
-    return statistics([(runtime.model.name, totals)])
+    return statistics([(front.model.name, totals)])

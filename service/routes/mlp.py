@@ -11,10 +11,10 @@ from starlette.types import Scope
 from service.batching.request import Answer
 from service.engine.base import Buffer, ModelSpec, Output
 from service.errors import InvalidRequest
+from service.front import Front
 from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
 from service.routes.target import resolve_layer, resolve_model
 from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
-from service.runtime import Runtime
 from service.wire.json_body import decode_json, encode_json
 from service.wire.media import (
     Format,
@@ -35,14 +35,14 @@ _PARAMETERS = ("model", "layer", "output")
 _CACHED_BYTES = 256
 
 
-def mlp_endpoint(runtime: Runtime) -> TensorEndpoint:
+def mlp_endpoint(front: Front) -> TensorEndpoint:
     """The ASGI application behind POST /mlp."""
-    model, max_json_bytes = runtime.model, runtime.settings.max_json_bytes
+    model, max_json_bytes = front.model, front.settings.max_json_bytes
 
     def read_head(scope: Scope, headers: Headers) -> MlpHead:
         return MlpHead(scope, headers, model, max_json_bytes)
 
-    return TensorEndpoint("mlp", read_head, runtime)
+    return TensorEndpoint("mlp", read_head, front)
 
 
 @dataclass(frozen=True, slots=True)

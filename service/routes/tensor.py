@@ -19,10 +19,10 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from service.batching.admission import Lease
-from service.batching.request import Answer, PendingRequest
+from service.batching.request import Answer, Holding, PendingRequest
 from service.engine.base import DType, Output
 from service.errors import OUTCOME_OK, Cancelled, ServiceError, TooLarge, Unavailable
+from service.front import Front
 from service.routes.access import expected_key, require_key
 from service.routes.body import (
     check_transfer_encoding,
@@ -41,7 +41,6 @@ from service.routes.replies import (
     header_text,
     internal_error,
 )
-from service.runtime import Runtime
 from service.wire.compression import inflate
 from service.wire.media import Encoding, parse_content_encoding
 from service.wire.tensor import WireTensor
@@ -116,90 +115,95 @@ ReadHead = Callable[[Scope, Headers], Head]
 class TensorEndpoint:
     """ASGI application for the tensor route of one API."""
 
-    def __init__(self, api: str, read_head: ReadHead, runtime: Runtime) -> None:
+    def __init__(self, api: str, read_head: ReadHead, front: Front) -> None:
         self._api = api
         self._read_head = read_head
-        self._runtime = runtime
-        self._api_key = expected_key(runtime.settings)
+        self._front = front
+        self._api_key = expected_key(front.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count it, however it ends."""
         began = time.perf_counter()
         headers: Headers = dict(scope["headers"])
         request_id = _request_id(headers)
-        outcome = ServiceError.code
+        count = _Once(lambda outcome: self._count(outcome, began))
         refused = True
         try:
-            with self._runtime.in_progress:
-                head, encoding, lease = self._admit(scope, headers)
+            with self._front.in_progress:
+                head, encoding, lease = await self._admit(scope, headers)
                 refused = False
                 reply = await self._serve(head, encoding, lease, receive, request_id)
+                # Whoever has an answer finds it counted, whichever process shows him the metrics.
+                count(OUTCOME_OK)
                 await reply.send(send)
-            outcome = OUTCOME_OK
         except Cancelled as error:
-            outcome = error.code
+            count(error.code)
         except ServiceError as error:
-            outcome = error.code
+            count(error.code)
             reply = error_reply(error, [(b"x-request-id", request_id)])
             if refused and _closes(error, scope, headers):
                 await reply.send(send, lambda: discard(receive, _DISCARD_S))
             else:
                 await reply.send(send)
         except asyncio.CancelledError:
-            outcome = Cancelled.code
+            count(Cancelled.code)
             raise
         except Exception as error:
+            count(ServiceError.code)
             await error_reply(internal_error(error), [(b"x-request-id", request_id)]).send(send)
             raise
-        finally:
-            self._runtime.metrics.request_ended(self._api, outcome, time.perf_counter() - began)
 
-    def _admit(self, scope: Scope, headers: Headers) -> tuple[Head, Encoding | None, Lease]:
+    def _count(self, outcome: str, began: float) -> None:
+        self._front.counts.request_ended(self._api, outcome, time.perf_counter() - began)
+
+    async def _admit(self, scope: Scope, headers: Headers) -> tuple[Head, Encoding | None, Holding]:
         """All that is decided before a byte of the body is read."""
-        self._runtime.health.require_ready()
+        self._front.health.require_ready()
         require_key(self._api_key, headers)
         head = self._read_head(scope, headers)
         check_transfer_encoding(headers.get(b"transfer-encoding"))
         encoding = parse_content_encoding(header_text(headers, b"content-encoding"))
         content_length = parse_content_length(headers.get(b"content-length"))
-        return head, encoding, self._lease(head, content_length, encoding)
+        return head, encoding, await self._lease(head, content_length, encoding)
 
-    def _lease(self, head: Head, content_length: int | None, encoding: Encoding | None) -> Lease:
+    async def _lease(
+        self, head: Head, content_length: int | None, encoding: Encoding | None
+    ) -> Holding:
         """Room for the body, or for its beginning where headers do not tell its size."""
-        settings, admission = self._runtime.settings, self._runtime.admission
+        settings, front = self._front.settings, self._front
         limit = settings.max_body_bytes
         if content_length is None:
-            return admission.admit(self._rows_in(_FIRST_BYTES), _FIRST_BYTES, slot_bytes=0)
+            return await front.admit(self._rows_in(_FIRST_BYTES), _FIRST_BYTES, slot_bytes=0)
         if content_length > limit:
             raise too_large(limit, str(content_length))
         if encoding is not None:
-            return admission.admit(self._rows_in(content_length), content_length)
+            return await front.admit(self._rows_in(content_length), content_length)
         # What turns out to hold more rows than a batch is refused after decoding.
         tokens = min(head.tokens_at_most(content_length), settings.max_batch_tokens)
-        return admission.admit(tokens, content_length)
+        return await front.admit(tokens, content_length)
 
     def _rows_in(self, nbytes: int) -> int:
         """Rows that nbytes of any format hold at most, as far as they fit a batch."""
-        rows = nbytes // (self._runtime.model.hidden_size * SMALLEST_ELEMENT_BYTES)
-        return min(rows, self._runtime.settings.max_batch_tokens)
+        rows = nbytes // (self._front.model.hidden_size * SMALLEST_ELEMENT_BYTES)
+        return min(rows, self._front.settings.max_batch_tokens)
 
     async def _serve(
         self,
         head: Head,
         encoding: Encoding | None,
-        lease: Lease,
+        lease: Holding,
         receive: Receive,
         request_id: bytes,
     ) -> Reply:
-        runtime = self._runtime
+        front = self._front
         try:
             began = time.perf_counter()
             body = await self._receive(receive, lease, encoding)
             received = time.perf_counter()
-            runtime.metrics.stage("receive", received - began)
+            front.counts.stage("receive", received - began)
             job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
             self._validate(head, job)
-            runtime.metrics.stage("decode", time.perf_counter() - received)
+            front.counts.stage("decode", time.perf_counter() - received)
             request = self._pending(job, lease, len(body))
         except BaseException:
             lease.release()
@@ -210,21 +214,21 @@ class TensorEndpoint:
         reply = await _maybe_off_loop(
             head.written_bytes(request.output_nbytes), lambda: head.encode(job, answer, common)
         )
-        runtime.metrics.stage("encode", time.perf_counter() - began)
+        front.counts.stage("encode", time.perf_counter() - began)
         return reply
 
     async def _receive(
-        self, receive: Receive, lease: Lease, encoding: Encoding | None
+        self, receive: Receive, lease: Holding, encoding: Encoding | None
     ) -> memoryview:
-        settings = self._runtime.settings
+        settings = self._front.settings
         limit, timeout_s = settings.max_body_bytes, settings.receive_timeout_s
         if lease.slot.view.nbytes:
             received = await receive_into(receive, lease.slot.view, timeout_s)
             body = lease.slot.view[:received]
         else:
 
-            def grow(nbytes: int) -> None:
-                lease.grow(self._rows_in(nbytes), nbytes)
+            async def grow(nbytes: int) -> None:
+                await self._front.grow(lease, self._rows_in(nbytes), nbytes)
 
             body = await receive_growing(receive, limit, timeout_s, _FIRST_BYTES, grow)
         if encoding is None:
@@ -232,17 +236,17 @@ class TensorEndpoint:
         # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
         inflated = await asyncio.to_thread(lambda: inflate(body, encoding, limit))
         if len(inflated) > len(body):
-            lease.grow(self._rows_in(len(inflated)), len(inflated))
+            await self._front.grow(lease, self._rows_in(len(inflated)), len(inflated))
         return inflated
 
     def _validate(self, head: Head, job: Job) -> None:
-        settings, tokens = self._runtime.settings, job.tensor.tokens
+        settings, tokens = self._front.settings, job.tensor.tokens
         if tokens > settings.max_batch_tokens:
             raise TooLarge(
                 f"shape: must have at most {settings.max_batch_tokens} rows, has {tokens}; send "
                 "several requests, or raise max_batch_tokens (MLP_MAX_BATCH_TOKENS)"
             )
-        text_bytes = tokens * self._runtime.model.width(job.output) * _JSON_NUMBER_BYTES
+        text_bytes = tokens * self._front.model.width(job.output) * _JSON_NUMBER_BYTES
         if head.answers_json() and text_bytes > settings.max_json_bytes:
             raise TooLarge(
                 f"answer: must have at most {settings.max_json_bytes} bytes of JSON, would have "
@@ -250,11 +254,11 @@ class TensorEndpoint:
                 "(MLP_MAX_JSON_BYTES)"
             )
 
-    def _pending(self, job: Job, lease: Lease, body_bytes: int) -> PendingRequest:
-        tensor, model = job.tensor, self._runtime.model
+    def _pending(self, job: Job, lease: Holding, body_bytes: int) -> PendingRequest:
+        tensor, model = job.tensor, self._front.model
         tokens = tensor.tokens
         lease.settle(tokens, body_bytes)
-        timeouts = [t for t in (self._runtime.settings.request_timeout_s, job.timeout_s) if t]
+        timeouts = [t for t in (self._front.settings.request_timeout_s, job.timeout_s) if t]
         deadline = time.monotonic() + min(timeouts) if timeouts else None
         return PendingRequest(
             layer=job.layer,
@@ -270,13 +274,13 @@ class TensorEndpoint:
 
     async def _answer(self, request: PendingRequest, receive: Receive) -> Answer:
         """Submit, and wait for the answer or for the client to leave."""
-        batcher = self._runtime.batcher
-        future = batcher.submit(request)
-        watch = DisconnectWatch(receive, lambda: batcher.cancel(request))
+        front = self._front
+        future = await front.submit(request)
+        watch = DisconnectWatch(receive, lambda: front.cancel(request))
         try:
             return await future
         except asyncio.CancelledError:
-            batcher.cancel(request)
+            front.cancel(request)
             raise
         finally:
             watch.stop()
@@ -289,6 +293,20 @@ class TensorEndpoint:
             (b"x-mlp-batch-tokens", b"%d" % answer.batch_tokens),
             (b"server-timing", timing.encode()),
         ]
+
+
+class _Once:
+    """Counts the end of a request, whichever comes first."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        self._count: Callable[[str], None] | None = count
+
+    def __call__(self, outcome: str) -> None:
+        count, self._count = self._count, None
+        if count is not None:
+            count(outcome)
 
 
 def _closes(error: ServiceError, scope: Scope, headers: Headers) -> bool:

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
+from service.counts import APIS
 from service.errors import outcomes
-from service.metrics import APIS
 from tests.page.browser import PHONE, overflowing
 from tests.page.scripted import Scripted, gpu_series, new_metrics, work
 from tests.servers import wait_until

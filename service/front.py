@@ -1,0 +1,130 @@
+"""What HTTP needs of the service behind it, whichever process that runs in.
+
+The routes know this and nothing else. `service.runtime.Runtime` is the service itself, in the same
+process; `service.workers.remote.RemoteFront` is a front end's end of the way to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from service.batching.health import Health
+from service.batching.request import Answer, Holding, PendingRequest
+from service.config import Settings
+from service.counts import FrontCounts
+from service.engine.base import ModelSpec
+
+
+class InProgress:
+    """Counts the requests that are being served, and tells when there are none."""
+
+    __slots__ = ("_idle", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    async def none_left(self) -> None:
+        """Wait until nothing is being served."""
+        while self.count:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def drained(self, timeout_s: float, grace_s: float) -> None:
+        """Wait until nothing is being served, for timeout_s at most.
+
+        Raises:
+            TimeoutError: requests were still in progress; the sentence names grace_s, the setting.
+        """
+        try:
+            await asyncio.wait_for(self.none_left(), timeout_s)
+        except asyncio.TimeoutError:
+            raise TimeoutError(
+                f"drain: {self.count} requests were not answered within shutdown_grace_s {grace_s}"
+            ) from None
+
+
+class Front(Protocol):
+    """One service, as its HTTP side sees it. Everything here is for the event loop's thread.
+
+    Attributes:
+        settings: As given by the user.
+        model: What is served.
+        reason: Why it is this backend on this device.
+        health: Phase of the service and the last self-test's verdict.
+        counts: Where the requests of this front end are counted.
+        in_progress: Entered by every request until its answer is handed to the transport.
+    """
+
+    settings: Settings
+    model: ModelSpec
+    reason: str
+    health: Health
+    in_progress: InProgress
+
+    @property
+    def counts(self) -> FrontCounts:
+        """See Attributes."""
+
+    @property
+    def backend(self) -> str:
+        """Short name of the engine's implementation."""
+
+    @property
+    def device(self) -> str:
+        """Where the engine runs, for people."""
+
+    async def start(self) -> None:
+        """Called once, before the first request."""
+
+    async def drain(self) -> None:
+        """Accept nothing new, answer what was accepted, within the grace period.
+
+        Raises:
+            TimeoutError: requests were still in progress at the end of it.
+        """
+
+    def fail_all(self, error: BaseException) -> None:
+        """End everything that is in progress with this error, and refuse what comes."""
+
+    async def stop(self) -> None:
+        """Called once, after the last request."""
+
+    async def admit(self, tokens: int, nbytes: int, *, slot_bytes: int | None = None) -> Holding:
+        """Reserve budget, and a slot for the body; see batching.admission.Admission.
+
+        Raises:
+            QueueFull: there is no room; nothing is reserved.
+        """
+
+    async def grow(self, held: Holding, tokens: int, nbytes: int) -> None:
+        """Hold more, because the body turns out to be larger.
+
+        Raises:
+            QueueFull: there is no room; what was held stays held.
+        """
+
+    async def submit(self, request: PendingRequest) -> asyncio.Future[Answer]:
+        """Queue a validated request; see batching.batcher.Batcher.
+
+        Raises:
+            QueueFull: there is no room for its rows or its answer; what it held was returned.
+        """
+
+    def cancel(self, request: PendingRequest) -> None:
+        """The client has left."""
+
+    async def scrape(self) -> bytes:
+        """The text of /metrics."""
+
+    async def statistics(self) -> dict[str, int]:
+        """See metrics.Metrics.statistics."""
