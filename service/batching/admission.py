@@ -7,14 +7,35 @@ and an arena slot until it is over.
 
 from __future__ import annotations
 
-from service.batching.arena import Arena, Slot
+from typing import Protocol
+
 from service.errors import QueueFull
+
+
+class Slot(Protocol):
+    """Memory for a body.
+
+    Attributes:
+        view: Writable, exactly as long as was asked for.
+    """
+
+    view: memoryview
+
+    def release(self) -> None:
+        """Give it back; safe to call again."""
+
+
+class Slots(Protocol):
+    """Where slots come from: batching.arena.Arena, or batching.blocks.Blocks."""
+
+    def acquire(self, nbytes: int) -> Slot:
+        """A slot for nbytes; may raise QueueFull."""
 
 
 class Admission:
     """The ledger of requests, tokens and bytes that were admitted and are not yet running."""
 
-    def __init__(self, arena: Arena, *, max_queue_tokens: int, max_queue_bytes: int) -> None:
+    def __init__(self, arena: Slots, *, max_queue_tokens: int, max_queue_bytes: int) -> None:
         self._arena = arena
         self._max_tokens = max_queue_tokens
         self._max_bytes = max_queue_bytes
@@ -34,9 +55,24 @@ class Admission:
             QueueFull: a bound would be passed; nothing is reserved.
         """
         self.reserve(tokens, nbytes)
+        try:
+            slot = self._arena.acquire(nbytes if slot_bytes is None else slot_bytes)
+        except QueueFull:
+            self.tokens -= tokens
+            self.bytes -= nbytes
+            raise
         self.requests += 1
-        slot = self._arena.acquire(nbytes if slot_bytes is None else slot_bytes)
         return Lease(self, slot, tokens, nbytes)
+
+    def exchange_slot(self, lease: Lease, nbytes: int) -> None:
+        """Give a lease another slot, whose content is undefined.
+
+        Raises:
+            QueueFull: there is no such slot; the lease keeps what it has.
+        """
+        slot = self._arena.acquire(nbytes)
+        lease.slot.release()
+        lease.slot = slot
 
     def reserve(self, tokens: int, nbytes: int) -> None:
         """Add to what is held.
