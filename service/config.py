@@ -87,6 +87,14 @@ class Settings(BaseSettings):
         "stay open.",
     )
 
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Processes that serve HTTP, beside the one with the engine; 0 serves it in the "
+        "engine's own.",
+    )
+
     max_batch_tokens: int = Field(
         default=8192,
         ge=1,

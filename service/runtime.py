@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable
 
 from service import __version__
-from service.batching.admission import Admission, Lease
+from service.batching.admission import Admission, Lease, Slots
 from service.batching.arena import Arena
 from service.batching.batcher import Batcher
 from service.batching.health import Health
@@ -40,6 +40,7 @@ class Runtime:
         engine: Loaded, not yet warm.
         on_dead: Called once, on the event loop, when only a restart can help.
         reason: Why it is this backend on this device.
+        slots: Where bodies are received; memory of this process by default.
 
     Attributes:
         batcher: Exists from `start` on.
@@ -55,6 +56,7 @@ class Runtime:
         engine: Engine,
         on_dead: Callable[[], None] = lambda: None,
         reason: str = "",
+        slots: Slots | None = None,
     ) -> None:
         self.reason = reason
         self.settings = settings
@@ -62,7 +64,8 @@ class Runtime:
         self.model = engine.model
         self.health = Health()
         self.admission = Admission(
-            Arena(
+            slots
+            or Arena(
                 _ARENA_KEEP_BYTES,
                 engine.allocate_host if isinstance(engine, LendsHostMemory) else bytearray,
             ),
@@ -114,13 +117,17 @@ class Runtime:
         Raises:
             TimeoutError: requests were still in progress at the end of it.
         """
-        self.health.draining()
-        self.batcher.drain()
+        self.begin_drain()
         delay_s = self.settings.drain_delay_s
         logger.info("draining: %d requests in progress", self.in_progress.count)
         await asyncio.sleep(delay_s)
         grace_s = self.settings.shutdown_grace_s
         await self.in_progress.drained(grace_s - delay_s, grace_s)
+
+    def begin_drain(self) -> None:
+        """Accept nothing new, and let nobody wait for company."""
+        self.health.draining()
+        self.batcher.drain()
 
     def fail_all(self, error: BaseException) -> None:
         """End everything that is in progress with this error, and refuse what comes."""

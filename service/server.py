@@ -14,6 +14,7 @@ from service.config import Settings
 from service.engine.base import Engine
 from service.http_server import HttpServer
 from service.runtime import Runtime
+from service.workers.server import EngineServer
 
 
 class Server(HttpServer):
@@ -30,6 +31,12 @@ class Server(HttpServer):
         return address[1]
 
 
+def create_server(settings: Settings, engine: Engine, reason: str = "") -> Server | EngineServer:
+    """The server that the setting `workers` asks for; arguments as for `serve`."""
+    kind = EngineServer if settings.workers else Server
+    return kind(settings, engine, reason)
+
+
 def serve(settings: Settings, engine: Engine, reason: str = "") -> int:
     """Serve until told to stop.
 
@@ -43,7 +50,7 @@ def serve(settings: Settings, engine: Engine, reason: str = "") -> int:
     Returns:
         The exit status: 0 after a drain in which everything was answered, else 1.
     """
-    server = Server(settings, engine, reason)
+    server = create_server(settings, engine, reason)
     try:
         server.run()
     except SystemExit:

@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 
 from service.config import Settings
 from service.engine.base import Engine
-from service.server import Server
+from service.server import create_server
+from service.workers.process import FrontEndProcess
+from service.workers.server import EngineServer
 
 _LISTENING = re.compile(r"running on (http://\S+)")
 
@@ -36,7 +38,10 @@ class ServerProcess:
         **settings: object,
     ) -> None:
         self.log_path = log_path
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MLP_")}
+        # How many front ends there are is for the fixture `workers` to say.
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith("MLP_") or k == "MLP_WORKERS"
+        }
         environment["MLP_PORT"] = "0"
         environment["MLP_DRAIN_DELAY_S"] = "0.2"
         environment |= {f"MLP_{name.upper()}": str(value) for name, value in settings.items()}
@@ -92,8 +97,9 @@ class ServerThread:
     def __init__(self, engine: Engine, *, wait_ready: bool = True, **settings: object) -> None:
         given: dict[str, object] = {"port": 0, "drain_delay_s": 0.0, "self_test_interval_s": 0.0}
         self.settings = Settings(**{**given, **settings})  # type: ignore[arg-type]
-        self.server = Server(self.settings, engine)
+        self.server = create_server(self.settings, engine)
         self.runtime = self.server.runtime
+        self.workers = self.settings.workers
         self._wait_ready = wait_ready
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.url = ""
@@ -105,7 +111,22 @@ class ServerThread:
         self.url = f"http://127.0.0.1:{port}"
         if self._wait_ready:
             wait_until(lambda: self.runtime.health.ready, 10)
+            wait_until(lambda: len(self.front_ends) == self.workers, 30)
         return self
+
+    @property
+    def front_ends(self) -> list[FrontEndProcess]:
+        """Those that take connections."""
+        if not isinstance(self.server, EngineServer):
+            return []
+        return [found for found in list(self.server.pool.front_ends.values()) if found.ready]
+
+    @property
+    def in_progress(self) -> int:
+        """Requests that are admitted and not yet answered."""
+        if self.workers:
+            return sum(front_end.requests for front_end in self.front_ends)
+        return self.runtime.in_progress.count
 
     def __exit__(self, *_: object) -> None:
         # Its loop is closed where it has ended by itself.

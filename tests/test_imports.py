@@ -55,7 +55,13 @@ RULES = {
     "app": Row("routes front config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
     "http_server": Row("app front http_protocol config errors log", "uvicorn"),
-    "server": Row("http_server runtime engine.base config errors log", "uvicorn"),
+    # HTTP in other processes than the engine's; these do not load what only the engine needs.
+    "workers": Row(
+        "http_server runtime batching engine.base config counts errors metrics", "uvicorn"
+    ),
+    "workers.remote": Row("workers front batching config counts errors"),
+    "workers.front_end": Row("workers http_server http_protocol errors log"),
+    "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),
@@ -235,6 +241,7 @@ def test_an_allowed_import_is_not(module: str, statement: str):
     [
         ("service.engine.base", {"torch", "numpy", "fastapi"}),
         ("service.batching.worker", {"torch", "numpy", "fastapi", "pydantic"}),
+        ("service.workers.front_end", {"torch", "numpy", "prometheus_client", "pynvml", "typer"}),
         ("service.wire.v2", {"torch", "fastapi", "starlette", "prometheus_client"}),
         # The load generator's start-up, and `tilemlp --help`, must not wait for torch.
         ("service.load.run", {"torch", "fastapi", "matplotlib"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
 
 from service.errors import Unavailable
@@ -17,9 +18,14 @@ class Phase(Enum):
 
 
 class Health:
-    """Phase of the service and the last self-test's verdict; read without locks or GPU work."""
+    """Phase of the service and the last self-test's verdict; read without locks or GPU work.
+
+    Attributes:
+        on_change: Called after every change.
+    """
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
         self.phase = Phase.STARTING
         self._reason = "service: is starting, the engine is not warm yet"
         self._self_test_error: str | None = None
@@ -28,21 +34,37 @@ class Health:
         """Warm-up is over."""
         if self.phase is Phase.STARTING:
             self.phase = Phase.SERVING
+            self.on_change()
 
     def draining(self) -> None:
         """A stop was asked for: finish what was accepted, accept nothing."""
         if self.phase is not Phase.DEAD:
             self.phase = Phase.DRAINING
             self._reason = "service: is draining and accepts nothing new"
+            self.on_change()
 
     def dead(self, error: BaseException) -> None:
         """The engine or the batcher can serve nothing any more."""
         self.phase = Phase.DEAD
         self._reason = f"engine: {error}"
+        self.on_change()
 
     def self_test(self, error: BaseException | None) -> None:
         """Record what the last self-test found."""
+        before = self._self_test_error
         self._self_test_error = None if error is None else f"self-test: {error}"
+        if self._self_test_error != before:
+            self.on_change()
+
+    def told(self) -> tuple[int, str, str | None]:
+        """All of it, for `mirror` in another process."""
+        return self.phase.value, self._reason, self._self_test_error
+
+    def mirror(self, phase: int, reason: str, self_test_error: str | None) -> None:
+        """Become what another process has `told`; a phase never goes back."""
+        if phase >= self.phase.value:
+            self.phase, self._reason = Phase(phase), reason
+        self._self_test_error = self_test_error
 
     @property
     def live(self) -> bool:

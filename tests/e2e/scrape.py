@@ -15,7 +15,11 @@ class Scrape:
     def __init__(self, url: str) -> None:
         status, body = get(url, "/metrics")
         assert status == 200
-        self.text = body.decode()
+        self.read(body.decode())
+
+    def read(self, text: str) -> None:
+        """Take this text instead of asking for it."""
+        self.text = text
         self.samples = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(self.text)

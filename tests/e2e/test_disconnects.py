@@ -22,6 +22,8 @@ from tests.engines import FakeEngine, expected
 from tests.routes.bodies import decode, post, rows, v2_body
 from tests.servers import ServerThread, wait_until
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 _TOKENS = 500
 
 
@@ -72,7 +74,7 @@ def test_clients_that_leave_harm_nobody(concurrency):
                     decode(post(client, rows(3, seed))), expected(rows(3, seed), 0)
                 )
         wait_at_rest(thread.url)
-        wait_until(lambda: not thread.runtime.in_progress.count)
+        wait_until(lambda: not thread.in_progress)
         scrape = Scrape(thread.url)
     counted = [scrape.outcomes(api) for api in ("mlp", "v2")]
     assert {outcome for found in counted for outcome in found} == {"ok", "cancelled"}

@@ -16,6 +16,8 @@ from tests.engines import FakeEngine, expected
 from tests.routes.bodies import decode, post, rows
 from tests.servers import ServerThread, get, wait_until
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 
 class _Busy:
     """A service whose engine is blocked on the first of some requests."""
@@ -26,7 +28,7 @@ class _Busy:
         self._client = httpx.Client(base_url=thread.url, timeout=30)
         engine.gate.clear()
         self.answers = [self._pool.submit(post, self._client, rows(2, i)) for i in range(requests)]
-        wait_until(lambda: thread.runtime.in_progress.count == requests)
+        wait_until(lambda: thread.in_progress == requests)
         wait_until(lambda: len(engine.batches) == 1)
 
     def __enter__(self) -> _Busy:
@@ -149,7 +151,7 @@ def test_hung_batch_of_a_client_that_left_does_not_keep_the_process(monkeypatch)
             x = rows(1)
             connection.send(head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes())
             wait_until(lambda: len(engine.batches) == 1)
-        wait_until(lambda: not thread.runtime.in_progress.count)
+        wait_until(lambda: not thread.in_progress)
         began = time.monotonic()
         thread.server.handle_exit(signal.SIGTERM, None)
         assert thread.wait_exit() == 0

@@ -16,7 +16,7 @@ from tests.engines import HIDDEN, expected
 from tests.routes.bodies import rows
 from tests.servers import ServerProcess, get, is_ready, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workers")]
 
 
 def _fake_service(tmp_path, run_s: float, **settings: object) -> ServerProcess:

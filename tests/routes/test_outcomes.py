@@ -55,7 +55,7 @@ def _cancelled(client: _Client) -> None:
     client.engine.gate.clear()
     connection = client.start_running()
     connection.close()
-    wait_until(lambda: not client.thread.runtime.in_progress.count)
+    wait_until(lambda: not client.thread.in_progress)
     client.engine.gate.set()
 
 

@@ -1,0 +1,161 @@
+"""The way between a front end and the engine's process: a socket pair that keeps messages whole.
+
+SOCK_SEQPACKET: the kernel wakes the other side, pushes back when it does not read, and says at once
+when it has died. What is said within one turn of the event loop goes out as one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from service.workers.records import Record, pack, unpack
+
+# Messages are sent off beyond this, so that none is longer than this, one record and its text.
+_MESSAGE_BYTES = 32 << 10
+_RECEIVE_BYTES = 128 << 10
+_DESCRIPTORS = 4
+# Messages that are read in one turn of the event loop, before others have their turn.
+_MESSAGES_A_TURN = 16
+
+OnRecord: TypeAlias = Callable[[Record, "list[int]"], None]
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends, neither of which blocks."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+class Channel:
+    """One end, in the event loop of its process.
+
+    Args:
+        end: The socket; belongs to the channel from now on.
+        on_record: Gets each record, with the file descriptors that came with it.
+        on_closed: Called once, when the other side has gone or `close` was called.
+    """
+
+    def __init__(
+        self, end: socket.socket, on_record: OnRecord, on_closed: Callable[[], None]
+    ) -> None:
+        self._socket = end
+        self._on_record = on_record
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray(_RECEIVE_BYTES)
+        self._said: list[bytes] = []
+        self._said_bytes = 0
+        # Messages that the kernel did not take yet, with the descriptors that go along.
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._flush_handle: asyncio.Handle | None = None
+        self._open = True
+        self._loop.add_reader(end.fileno(), self._readable)
+
+    def send(self, record: Record) -> None:
+        """Say it with the others of this turn of the loop; after the end, nobody hears it."""
+        data = pack(record)
+        self._said.append(data)
+        self._said_bytes += len(data)
+        if self._said_bytes >= _MESSAGE_BYTES:
+            self._flush()
+        elif self._flush_handle is None:
+            self._flush_handle = self._loop.call_soon(self._flush)
+
+    def send_descriptor(self, record: Record, descriptor: int) -> None:
+        """Say it with a file descriptor, which is closed here once it is on its way."""
+        self._flush()
+        self._post(pack(record), [descriptor])
+
+    def close(self) -> None:
+        """Hang up."""
+        if not self._open:
+            return
+        self._flush()
+        self._open = False
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        for _, descriptors in self._waiting:
+            _close(descriptors)
+        self._waiting.clear()
+        self._on_closed()
+
+    def _flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        if self._said:
+            message = b"".join(self._said)
+            self._said.clear()
+            self._said_bytes = 0
+            self._post(message, [])
+
+    def _post(self, message: bytes, descriptors: list[int]) -> None:
+        if not self._open:
+            _close(descriptors)
+            return
+        self._waiting.append((message, descriptors))
+        if len(self._waiting) == 1:
+            self._writable()
+
+    def _writable(self) -> None:
+        while self._waiting:
+            message, descriptors = self._waiting[0]
+            try:
+                if descriptors:
+                    socket.send_fds(self._socket, [message], descriptors)
+                else:
+                    self._socket.send(message)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._writable)
+                return
+            except OSError:
+                # Gone; what it had still said is read first.
+                break
+            self._waiting.popleft()
+            _close(descriptors)
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            try:
+                size, ancillary, _, _ = self._socket.recvmsg_into(
+                    [self._received],
+                    socket.CMSG_SPACE(_DESCRIPTORS * 4),
+                    socket.MSG_CMSG_CLOEXEC,
+                )
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                size, ancillary = 0, []
+            if not size:
+                self.close()
+                return
+            descriptors = _descriptors(ancillary)
+            for record in unpack(memoryview(self._received)[:size]):
+                self._on_record(record, descriptors)
+            _close(descriptors)
+            if not self._open:
+                return
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def _close(descriptors: list[int]) -> None:
+    """Close those that nobody has taken."""
+    for descriptor in descriptors:
+        os.close(descriptor)

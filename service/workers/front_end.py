@@ -1,0 +1,126 @@
+"""A front end: HTTP in a process of its own, without an engine, torch or a listening socket.
+
+`python -m service.workers.front_end CHANNEL MEMORY`, both file descriptors; the engine's process
+starts it so. It ends when it is told to, and at once when the engine's process has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from service.errors import outcomes
+from service.http_protocol import BoundedHttpProtocol
+from service.http_server import HttpServer
+from service.log import configure_logging
+from service.workers.channel import Channel
+from service.workers.hello import Hello
+from service.workers.memory import SharedMemory
+from service.workers.records import Kind, Record, unpack
+from service.workers.remote import RemoteFront
+
+_HELLO_BYTES = 64 << 10
+
+
+class CountedProtocol(BoundedHttpProtocol):
+    """HTTP on a connection, whose end is told.
+
+    Attributes:
+        on_lost: Called when the connection is gone.
+    """
+
+    on_lost: Callable[[], None]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        self.on_lost()
+
+
+class FrontEnd(HttpServer):
+    """Serves the connections that the engine's process passes on.
+
+    Args:
+        hello: What is served.
+        memory: Shared with the engine's process.
+        end: This process's end of the channel.
+    """
+
+    def __init__(self, hello: Hello, memory: SharedMemory, end: socket.socket) -> None:
+        self._end = end
+        self._taking: set[asyncio.Task[Any]] = set()
+        self._remote = RemoteFront(
+            hello,
+            memory,
+            on_dead=self.engine_died,
+            on_stop=self.begin_stopping,
+            on_connection=self._take_connection,
+        )
+        super().__init__(self._remote)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Be ready for connections."""
+        del sockets
+        await super().startup(sockets=[])
+        remote = self._remote
+        channel = Channel(self._end, remote.hear, remote.hung_up)
+        remote.attach(channel)
+        channel.send(Record(Kind.READY))
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; shows that the loop turns."""
+        self._remote.counts.beat()
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signals to the whole group are for the engine's process, which tells when to stop."""
+
+    def _take_connection(self, descriptor: int) -> None:
+        connection = socket.socket(fileno=descriptor)
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop = asyncio.get_running_loop()
+        taken = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        self._taking.add(taken)
+        taken.add_done_callback(self._connection_taken)
+
+    def _protocol(self) -> CountedProtocol:
+        protocol = CountedProtocol(
+            self.config, self.server_state, self.lifespan.state, asyncio.get_running_loop()
+        )
+        protocol.on_lost = self._remote.counts.connection_closed
+        return protocol
+
+    def _connection_taken(self, task: asyncio.Task[Any]) -> None:
+        self._taking.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), OSError):
+            # The client had left.
+            self._remote.counts.connection_closed()
+
+
+def main(channel: int, memory: int) -> int:
+    """Serve until told to stop; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end = socket.socket(fileno=channel)
+    end.setblocking(True)
+    said = end.recv(_HELLO_BYTES)
+    if not said:
+        return 1
+    (first,) = unpack(memoryview(said))
+    hello = Hello.unpack(first.text)
+    end.setblocking(False)
+    configure_logging(hello.settings.log_level)
+    shared = SharedMemory(memory, hello.settings.workers, hello.arena_bytes, outcomes())
+    server = FrontEnd(hello, shared, end)
+    server.run()
+    return server.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,187 @@
+"""All front ends: started, given connections, restarted when they die, told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+from service.batching.blocks import Blocks
+from service.runtime import Runtime
+from service.workers.hello import Hello
+from service.workers.memory import SharedMemory
+from service.workers.process import FrontEndProcess
+
+logger = logging.getLogger(__name__)
+
+# As many connections are passed on in one turn of the event loop.
+_ACCEPTS_A_TURN = 32
+# When the process has no descriptor left, until one may be free.
+_ACCEPT_PAUSE_S = 0.1
+# Front ends that die before they are ready, one after the other: it will not get better.
+_FAILED_STARTS = 3
+# An event loop that stands still for so long holds slots for nobody.
+_HUNG_S = 30.0
+
+
+class Pool:
+    """The front ends of a service, and the listening sockets.
+
+    A connection goes to the front end that has the fewest: a kernel that deals them out by hash or
+    by who wakes first gives 16 clients to 8 processes as unevenly as dice do.
+
+    Args:
+        runtime: The service, started.
+        memory: What all processes share.
+        answers: Where slots for answers come from.
+        on_failed: Called when front ends cannot be started.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        memory: SharedMemory,
+        answers: Blocks,
+        on_failed: Callable[[], None],
+    ) -> None:
+        self._runtime = runtime
+        self._memory = memory
+        self._answers = answers
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[socket.socket] = []
+        self._accepting = False
+        self._stopping = False
+        self._failed_starts = 0
+        self._none_left = asyncio.Event()
+        self._watch = asyncio.ensure_future(self._end_the_hung())
+        self.front_ends: dict[int, FrontEndProcess] = {}
+        self.clean = True
+
+    def open(self, listeners: Sequence[socket.socket]) -> None:
+        """Start the front ends, and accept connections as soon as one is ready."""
+        self._listeners = list(listeners)
+        for index in range(self._runtime.settings.workers):
+            self._start(index)
+
+    def tell_health(self) -> None:
+        """Tell all of them the service's phase."""
+        for front_end in self.front_ends.values():
+            front_end.tell_health()
+
+    def stop(self) -> None:
+        """Tell all of them to drain and end; connections are accepted until `close`."""
+        self._stopping = True
+        self._watch.cancel()
+        for front_end in self.front_ends.values():
+            front_end.stop()
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._stopping = True
+        self._accept_or_not(False)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    async def ended(self, timeout_s: float) -> bool:
+        """Wait until all have ended, and kill those that do not; whether all ended well."""
+        if self.front_ends:
+            try:
+                await asyncio.wait_for(self._none_left.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                self.clean = False
+                logger.error("%d front ends did not end, killed", len(self.front_ends))
+                self.kill()
+                await self._none_left.wait()
+        return self.clean
+
+    def kill(self) -> None:
+        """End all of them now."""
+        for front_end in self.front_ends.values():
+            front_end.kill()
+
+    def _start(self, index: int) -> None:
+        runtime = self._runtime
+        hello = Hello(
+            index=index,
+            arena_bytes=self._memory.bodies.nbytes,
+            settings=runtime.settings,
+            model=runtime.model,
+            backend=runtime.backend,
+            device=runtime.device,
+            reason=runtime.reason,
+        )
+        front_end = self.front_ends[index] = FrontEndProcess(
+            hello,
+            self._memory,
+            runtime,
+            self._answers,
+            on_ready=self._ready,
+            on_gone=self._gone,
+        )
+        front_end.tell_health()
+
+    def _ready(self, front_end: FrontEndProcess) -> None:
+        if front_end.ready:
+            self._failed_starts = 0
+        self._accept_or_not()
+
+    def _gone(self, front_end: FrontEndProcess) -> None:
+        del self.front_ends[front_end.index]
+        self._accept_or_not()
+        if self._stopping:
+            self.clean = self.clean and front_end.exit_status == 0
+        else:
+            logger.error(
+                "front end %d has ended with status %s, starting another",
+                front_end.index,
+                front_end.exit_status,
+            )
+            self._failed_starts += not front_end.was_ready
+            if self._failed_starts < _FAILED_STARTS:
+                self._start(front_end.index)
+            else:
+                self._on_failed()
+        if not self.front_ends:
+            self._none_left.set()
+
+    def _accept_or_not(self, wanted: bool = True) -> None:
+        """Listen while somebody can take connections; otherwise they wait in the kernel."""
+        wanted = wanted and any(front_end.ready for front_end in self.front_ends.values())
+        if wanted is self._accepting:
+            return
+        self._accepting = wanted
+        for listener in self._listeners:
+            if wanted:
+                self._loop.add_reader(listener.fileno(), self._accept, listener)
+            else:
+                self._loop.remove_reader(listener.fileno())
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_A_TURN):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("connections have to wait: %s", error)
+                self._accept_or_not(False)
+                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_or_not)
+                return
+            ready = [front_end for front_end in self.front_ends.values() if front_end.ready]
+            chosen = min(ready, key=lambda front_end: front_end.connections)
+            chosen.take(connection.detach())
+
+    async def _end_the_hung(self) -> None:
+        """Kill front ends whose event loop stands still."""
+        seen: dict[int, tuple[int, int]] = {}
+        while True:
+            await asyncio.sleep(_HUNG_S)
+            for index, front_end in self.front_ends.items():
+                now = (front_end.pid, front_end.beats)
+                if front_end.ready and seen.get(index) == now:
+                    logger.error("front end %d hangs, killed", index)
+                    front_end.kill()
+                seen[index] = now

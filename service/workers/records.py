@@ -1,0 +1,145 @@
+"""What front ends and the engine's process say to each other: records of 64 bytes, packed.
+
+A message holds one record or several, each directly followed by its text where it has one. No
+tensor travels in a record: only where it lies in the memory that both processes see.
+
+    from a front end
+    READY                                       it can take connections
+    ADMIT    tokens nbytes body_bytes           reserve budget, and a slot of body_bytes
+    GROW     tokens nbytes                      hold so much budget instead
+    PLACE    nbytes                             hold a slot of so many bytes instead
+    SUBMIT   offset nbytes tokens body_bytes    queue the rows that lie there; first_s: deadline,
+             first_s layer flag                 infinite for none; flag: `pack_form`
+    CANCEL                                      the client has left
+    RELEASE                                     what the request holds is not needed any more
+    ASK      flag                               send a document
+
+    from the engine's process
+    HELLO    text                               what is served, as JSON; the first record of all
+    HEALTH   flag text                          the phase, and why not ready
+    CONNECTION                                  a client's; a file descriptor comes with it
+    STOP                                        drain, then end
+    GRANT    offset nbytes                      answers ADMIT, GROW and PLACE: the slot
+    DONE     offset nbytes tokens first_s       answers SUBMIT: where the answer lies, rows of the
+             second_s text                      batch, queue and execute time, kernel
+    FAILED   text                               answers any of them: code and sentence
+    TEXT     flag text                          a piece of a document; flag 1 with the last one
+
+`request` is the number of the request that a record is about, chosen by the front end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from service.engine.base import DType, Output
+from service.errors import ServiceError
+
+_FIXED = struct.Struct("<BBHIQqqqqdd")
+RECORD_BYTES = _FIXED.size
+# Of a text in one record; with it, a message stays below the least socket buffer.
+MAX_TEXT_BYTES = 32 << 10
+
+
+class Kind(IntEnum):
+    """What a record says."""
+
+    READY = 1
+    ADMIT = 2
+    GROW = 3
+    PLACE = 4
+    SUBMIT = 5
+    CANCEL = 6
+    RELEASE = 7
+    ASK = 8
+    HELLO = 9
+    HEALTH = 10
+    CONNECTION = 11
+    STOP = 12
+    GRANT = 13
+    DONE = 14
+    FAILED = 15
+    TEXT = 16
+
+
+class Document(IntEnum):
+    """What a front end can ask for."""
+
+    METRICS = 1
+    STATISTICS = 2
+
+
+class Record(NamedTuple):
+    """One record; what its fields mean is said per kind above."""
+
+    kind: int
+    flag: int = 0
+    layer: int = 0
+    request: int = 0
+    offset: int = 0
+    nbytes: int = 0
+    tokens: int = 0
+    body_bytes: int = 0
+    first_s: float = 0.0
+    second_s: float = 0.0
+    text: bytes = b""
+
+
+def pack(record: Record) -> bytes:
+    """A record as it travels."""
+    kind, flag, layer, request, *numbers, text = record
+    return _FIXED.pack(kind, flag, layer, len(text), request, *numbers) + text
+
+
+def unpack(message: memoryview) -> Iterator[Record]:
+    """The records of a message."""
+    start = 0
+    while start < len(message):
+        kind, flag, layer, size, *rest = _FIXED.unpack_from(message, start)
+        start += RECORD_BYTES
+        yield Record._make((kind, flag, layer, *rest, bytes(message[start : start + size])))
+        start += size
+
+
+_DTYPES = tuple(DType)
+_OUTPUTS = tuple(Output)
+
+
+def pack_form(output: Output, dtype: DType, output_dtype: DType) -> int:
+    """Output and element types of a request in one byte."""
+    types = _DTYPES.index(dtype) * len(_DTYPES) + _DTYPES.index(output_dtype)
+    return types * len(_OUTPUTS) + _OUTPUTS.index(output)
+
+
+def unpack_form(form: int) -> tuple[Output, DType, DType]:
+    """(output, dtype, output dtype) of `pack_form`."""
+    types, output = divmod(form, len(_OUTPUTS))
+    dtype, output_dtype = divmod(types, len(_DTYPES))
+    return _OUTPUTS[output], _DTYPES[dtype], _DTYPES[output_dtype]
+
+
+def pack_error(error: BaseException) -> bytes:
+    """Code and sentence of an error."""
+    code = error.code if isinstance(error, ServiceError) else ServiceError.code
+    return f"{code}\n{error}".encode()[:MAX_TEXT_BYTES]
+
+
+def unpack_error(text: bytes) -> ServiceError:
+    """The error of `pack_error`, of the same class."""
+    code, _, sentence = text.decode(errors="replace").partition("\n")
+    return _classes()[code](sentence)
+
+
+def _classes() -> dict[str, type[ServiceError]]:
+    found: dict[str, type[ServiceError]] = {}
+    waiting = [ServiceError]
+    while waiting:
+        current = waiting.pop()
+        # A subclass may share its parent's code, the parent is meant then.
+        if "code" in vars(current):
+            found[current.code] = current
+        waiting.extend(current.__subclasses__())
+    return found

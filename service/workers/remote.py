@@ -1,0 +1,316 @@
+"""A front end's view of the service: every question becomes a record to the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from service.batching.health import Health
+from service.batching.request import Answer, Holding, PendingRequest
+from service.counts import FrontCounts
+from service.errors import EngineDead, ServiceError
+from service.front import InProgress
+from service.workers.channel import Channel
+from service.workers.hello import Hello
+from service.workers.memory import SharedMemory
+from service.workers.records import Document, Kind, Record, pack_form, unpack_error
+
+
+class RemoteSlot:
+    """A slot in shared memory, as the engine's process has granted it.
+
+    Attributes:
+        offset: Where it begins among the bodies.
+        view: Exactly as long as was asked for.
+    """
+
+    __slots__ = ("offset", "view")
+
+    def __init__(self, offset: int, view: memoryview) -> None:
+        self.offset = offset
+        self.view = view
+
+
+class RemoteHolding:
+    """What a request holds in the engine's process.
+
+    Attributes:
+        request: Its number.
+        body_bytes: Of the body, once it is decoded.
+    """
+
+    __slots__ = ("_front", "_mine", "body_bytes", "request", "slot")
+
+    def __init__(self, front: RemoteFront, request: int, slot: RemoteSlot) -> None:
+        self._front = front
+        self._mine = True
+        self.request = request
+        self.body_bytes = 0
+        self.slot = slot
+
+    def settle(self, tokens: int, nbytes: int) -> None:
+        """Correct the estimates: told when the request is submitted."""
+        del tokens
+        self.body_bytes = nbytes
+
+    def start(self) -> None:
+        """Only the engine's process knows when a request starts."""
+        raise NotImplementedError
+
+    def submitted(self) -> None:
+        """From now on the engine's process knows when it is over."""
+        self._mine = False
+
+    def release(self) -> None:
+        """The request ends before it was submitted."""
+        if self._mine:
+            self._mine = False
+            self._front.release(self.request)
+
+
+class RemoteFront:
+    """The Front of a front end.
+
+    Args:
+        hello: What is served.
+        memory: Shared with the engine's process.
+        on_dead: Called once when this process can serve nothing any more.
+        on_stop: Called when the engine's process wants it to drain and end.
+        on_connection: Gets the file descriptor of a client's connection, to keep.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        memory: SharedMemory,
+        *,
+        on_dead: Callable[[], None],
+        on_stop: Callable[[], None],
+        on_connection: Callable[[int], None],
+    ) -> None:
+        self.settings = hello.settings
+        self.model = hello.model
+        self.backend, self.device, self.reason = hello.backend, hello.device, hello.reason
+        self.health = Health()
+        self.in_progress = InProgress()
+        self.counts: FrontCounts = memory.counts(hello.index)
+        self._memory = memory
+        self._on_dead = on_dead
+        self._on_connection = on_connection
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Record]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._texts: dict[int, bytes] = {}
+        # Asked for by requests that ended before it came.
+        self._unwanted: set[int] = set()
+        self._dead: ServiceError | None = None
+        self._handlers: dict[int, Callable[[Record], None]] = {
+            Kind.HEALTH: self._hear_health,
+            Kind.STOP: lambda _: on_stop(),
+            Kind.GRANT: self._granted,
+            Kind.DONE: self._done,
+            Kind.FAILED: self._failed,
+            Kind.TEXT: self._text,
+        }
+
+    def attach(self, channel: Channel) -> None:
+        """Where to ask."""
+        self._channel = channel
+
+    def hear(self, record: Record, descriptors: list[int]) -> None:
+        """A record has come."""
+        if record.kind == Kind.CONNECTION:
+            self._on_connection(descriptors.pop())
+        else:
+            self._handlers[record.kind](record)
+
+    def hung_up(self) -> None:
+        """The engine's process has gone."""
+        self._die(EngineDead("engine: its process has ended"))
+
+    async def start(self) -> None:
+        """Nothing to start: the engine's process has."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+    async def drain(self) -> None:
+        """Accept nothing new, answer what was accepted, within the grace period."""
+        self.health.draining()
+        delay_s, grace_s = self.settings.drain_delay_s, self.settings.shutdown_grace_s
+        await asyncio.sleep(delay_s)
+        await self.in_progress.drained(grace_s - delay_s, grace_s)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End everything that is in progress with this error, and refuse what comes."""
+        if self._dead is None:
+            self._dead = EngineDead(f"engine: {error}")
+        waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), *self._answers.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._dead)
+
+    async def admit(
+        self, tokens: int, nbytes: int, *, slot_bytes: int | None = None
+    ) -> RemoteHolding:
+        """Reserve budget, and a slot for the body."""
+        number = next(self._numbers)
+        body_bytes = nbytes if slot_bytes is None else slot_bytes
+        try:
+            slot = await self._slot(
+                Record(
+                    Kind.ADMIT,
+                    request=number,
+                    tokens=tokens,
+                    nbytes=nbytes,
+                    body_bytes=body_bytes,
+                )
+            )
+        except asyncio.CancelledError:
+            self._unwanted.add(number)
+            raise
+        return RemoteHolding(self, number, slot)
+
+    async def grow(self, held: Holding, tokens: int, nbytes: int) -> None:
+        """Hold more, because the body turns out to be larger."""
+        assert isinstance(held, RemoteHolding)
+        await self._slot(Record(Kind.GROW, request=held.request, tokens=tokens, nbytes=nbytes))
+
+    async def submit(self, request: PendingRequest) -> asyncio.Future[Answer]:
+        """Queue a validated request."""
+        held = request.lease
+        assert isinstance(held, RemoteHolding)
+        try:
+            if self._dead is not None:
+                raise self._dead
+            offset = await self._place(held, request.data)
+        except BaseException:
+            held.release()
+            raise
+        layer, output = request.key
+        held.submitted()
+        future = self._answers[held.request] = asyncio.get_running_loop().create_future()
+        self._say(
+            Record(
+                Kind.SUBMIT,
+                pack_form(output, request.dtype, request.output_dtype),
+                layer,
+                held.request,
+                offset,
+                request.data.nbytes,
+                request.tokens,
+                held.body_bytes,
+                math.inf if request.deadline is None else request.deadline,
+            )
+        )
+        return future
+
+    def cancel(self, request: PendingRequest) -> None:
+        """The client has left."""
+        assert isinstance(request.lease, RemoteHolding)
+        if request.lease.request in self._answers:
+            self._say(Record(Kind.CANCEL, request=request.lease.request))
+
+    def release(self, request: int) -> None:
+        """A request needs nothing any more."""
+        self._say(Record(Kind.RELEASE, request=request))
+
+    async def scrape(self) -> bytes:
+        """The text of /metrics."""
+        return await self._ask(Document.METRICS)
+
+    async def statistics(self) -> dict[str, int]:
+        """Counts and total times for the v2 statistics document."""
+        found: dict[str, int] = json.loads(await self._ask(Document.STATISTICS))
+        return found
+
+    async def _place(self, held: RemoteHolding, data: memoryview) -> int:
+        """Where the rows lie in shared memory; what was decoded elsewhere is copied there."""
+        if not data.nbytes:
+            return held.slot.offset
+        offset = self._memory.body_offset(data)
+        if offset is not None:
+            return offset
+        slot = await self._slot(Record(Kind.PLACE, request=held.request, nbytes=data.nbytes))
+        slot.view[:] = data.cast("B")
+        return slot.offset
+
+    async def _slot(self, record: Record) -> RemoteSlot:
+        granted = await self._answer(record)
+        start = granted.offset
+        return RemoteSlot(start, self._memory.bodies[start : start + granted.nbytes])
+
+    async def _ask(self, document: Document) -> bytes:
+        number = next(self._numbers)
+        await self._answer(Record(Kind.ASK, document, request=number))
+        return self._texts.pop(number)
+
+    async def _answer(self, record: Record) -> Record:
+        """Send a record and wait for the one that answers it."""
+        if self._dead is not None:
+            raise self._dead
+        future: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        self._waiting[record.request] = future
+        self._say(record)
+        try:
+            return await future
+        finally:
+            del self._waiting[record.request]
+
+    def _say(self, record: Record) -> None:
+        self._channel.send(record)
+
+    def _hear_health(self, record: Record) -> None:
+        self.health.mirror(record.flag, *json.loads(record.text))
+        if not self.health.live:
+            self._on_dead_once()
+
+    def _granted(self, record: Record) -> None:
+        future = self._waiting.get(record.request)
+        if future is not None and not future.done():
+            future.set_result(record)
+        elif record.request in self._unwanted:
+            self._unwanted.remove(record.request)
+            self.release(record.request)
+
+    def _done(self, record: Record) -> None:
+        future = self._answers.pop(record.request)
+        if not future.done():
+            # A copy, so that the slot can go back at once: the transport may hold on to an answer
+            # for as long as its client is slow.
+            data = self._memory.answers[record.offset : record.offset + record.nbytes].tobytes()
+            kernel = record.text.decode()
+            future.set_result(
+                Answer(memoryview(data), kernel, record.tokens, record.first_s, record.second_s)
+            )
+        self.release(record.request)
+
+    def _failed(self, record: Record) -> None:
+        number = record.request
+        self._unwanted.discard(number)
+        future = self._waiting.get(number) or self._answers.pop(number, None)
+        if future is not None and not future.done():
+            future.set_exception(unpack_error(record.text))
+
+    def _text(self, record: Record) -> None:
+        number = record.request
+        future = self._waiting.get(number)
+        if future is None or future.done():
+            self._texts.pop(number, None)
+            return
+        self._texts[number] = self._texts.get(number, b"") + record.text
+        if record.flag:
+            future.set_result(record)
+
+    def _die(self, error: EngineDead) -> None:
+        self.health.dead(error)
+        self.fail_all(error)
+        self._on_dead_once()
+
+    def _on_dead_once(self) -> None:
+        on_dead, self._on_dead = self._on_dead, lambda: None
+        on_dead()

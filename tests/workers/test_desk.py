@@ -1,0 +1,285 @@
+"""What a front end holds comes back in whatever state it dies; nonsense is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from service.batching.admission import Admission
+from service.batching.batcher import Batcher
+from service.batching.blocks import Blocks
+from service.batching.policy import Limits
+from service.engine.base import DType, Output
+from service.errors import outcomes
+from service.metrics import Metrics
+from service.workers.desk import Desk
+from service.workers.records import Document, Kind, Record, pack_form, unpack_error
+from tests.batching.harness import REPORT
+from tests.engines import HIDDEN, spec
+
+FORM = pack_form(Output.MLP, DType.FP32, DType.FP32)
+ROW = 4 * HIDDEN
+
+
+class _Channel:
+    """Keeps what the desk says."""
+
+    def __init__(self) -> None:
+        self.said: list[Record] = []
+        self.is_open = True
+
+    def send(self, record: Record) -> None:
+        if self.is_open:
+            self.said.append(record)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class _Service:
+    """A desk around a batcher whose engine ends a batch when the test says so."""
+
+    def __init__(self, concurrency: int = 1) -> None:
+        self.bodies = Blocks(memoryview(bytearray(1 << 16)), "bodies")
+        self.answers = Blocks(memoryview(bytearray(1 << 14)), "answers")
+        self.admission = Admission(self.bodies, max_queue_tokens=50, max_queue_bytes=1 << 20)
+        self.metrics = Metrics(outcomes=outcomes(), kernels=("fake",), build={}, peak_flops=None)
+        self.batches: list[tuple] = []
+        self.batcher = Batcher(
+            lambda members, done: self.batches.append((list(members), done)),
+            model=spec(),
+            concurrency=concurrency,
+            limits=Limits(8, 0.0),
+            metrics=self.metrics,
+            on_dead=lambda _: None,
+        )
+        self.channel = _Channel()
+        self.desk = Desk(
+            self._open,
+            model=spec(),
+            admission=self.admission,
+            batcher=self.batcher,
+            metrics=self.metrics,
+            answers=self.answers,
+            on_ready=lambda: None,
+        )
+
+    def _open(self, hear: Callable[[Record, list[int]], None]) -> _Channel:
+        self._hear = hear
+        return self.channel
+
+    def tell(self, kind: Kind, **fields: object) -> None:
+        self._hear(Record(kind, **fields), [])
+
+    def admit(self, request: int, rows: int = 2) -> Record:
+        nbytes = rows * ROW
+        self.tell(Kind.ADMIT, request=request, tokens=rows, nbytes=nbytes, body_bytes=nbytes)
+        return self.channel.said[-1]
+
+    def submit(self, request: int, rows: int = 2, **other: object) -> None:
+        granted = self.admit(request, rows)
+        fields = {
+            "offset": granted.offset,
+            "nbytes": rows * ROW,
+            "tokens": rows,
+            "body_bytes": rows * ROW,
+            "first_s": math.inf,
+            "flag": FORM,
+        }
+        self.tell(Kind.SUBMIT, request=request, **{**fields, **other})
+
+    async def run(self, turns: int = 5) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def finish(self, outcome: BaseException | None = None) -> None:
+        """The engine ends the oldest batch."""
+        members, done = self.batches.pop(0)
+        done(outcome or (REPORT, [member.destination for member in members]))
+        await self.run()
+
+    @property
+    def lent(self) -> tuple[int, ...]:
+        admission = self.admission
+        budget = (admission.requests, admission.tokens, admission.bytes)
+        return (*budget, self.bodies.lent_bytes, self.answers.lent_bytes, self.desk.requests)
+
+
+NOTHING = (0, 0, 0, 0, 0, 0)
+
+
+def _run(test: Callable[[_Service], Awaitable[None]]) -> None:
+    async def with_service() -> None:
+        await test(_Service())
+
+    asyncio.run(with_service())
+
+
+def test_the_whole_way():
+    async def test(service: _Service) -> None:
+        service.submit(1)
+        await service.run()
+        assert len(service.batches) == 1
+        await service.finish()
+        done = service.channel.said[-1]
+        assert (done.kind, done.request, done.nbytes) == (Kind.DONE, 1, 2 * ROW)
+        assert (done.tokens, done.text) == (2, b"fake")
+        # The answer stays until the front end has it; body and budget do not.
+        assert service.lent == (0, 0, 0, 0, 4096, 1)
+        service.tell(Kind.RELEASE, request=1)
+        assert service.lent == NOTHING
+
+    _run(test)
+
+
+def test_a_front_end_that_dies_gives_back_what_is_granted_queued_and_answered():
+    async def test(service: _Service) -> None:
+        service.submit(1)
+        await service.run()
+        await service.finish()
+        service.submit(2)
+        await service.run()
+        service.submit(3)
+        service.admit(4)
+        await service.run()
+        service.desk.closed()
+        await service.run()
+        # What the engine works on keeps its slots, and nothing else does.
+        assert service.lent == (0, 0, 0, 4096, 4096, 0)
+        assert len(service.batches) == 1
+        await service.finish()
+        assert service.lent == NOTHING
+        assert not service.batches
+
+    _run(test)
+
+
+@pytest.mark.parametrize("outcome", [None, RuntimeError("engine trouble")])
+def test_a_client_that_leaves_while_its_rows_are_computed(outcome):
+    async def test(service: _Service) -> None:
+        service.submit(1)
+        await service.run()
+        service.tell(Kind.CANCEL, request=1)
+        await service.run()
+        assert unpack_error(service.channel.said[-1].text).code == "cancelled"
+        assert service.lent == (0, 0, 0, 4096, 4096, 0)
+        await service.finish(outcome)
+        assert service.lent == NOTHING
+        # Its end and the client's leaving may cross.
+        service.tell(Kind.CANCEL, request=1)
+        assert service.channel.is_open
+
+    _run(test)
+
+
+def test_a_failed_batch_gives_its_slots_back():
+    async def test(service: _Service) -> None:
+        service.submit(1)
+        await service.run()
+        await service.finish(RuntimeError("engine trouble"))
+        assert unpack_error(service.channel.said[-1].text).code == "engine_error"
+        assert service.lent == NOTHING
+
+    _run(test)
+
+
+def test_no_room_for_answers_is_queue_full_and_holds_nothing():
+    async def test(service: _Service) -> None:
+        for request in range(1, 6):
+            service.submit(request)
+        error = unpack_error(service.channel.said[-1].text)
+        assert (error.code, service.channel.said[-1].request) == ("queue_full", 5)
+        assert str(error).startswith("answers: 16384 of 16384 bytes")
+        assert service.desk.requests == 4
+        service.desk.closed()
+        assert service.lent == NOTHING
+
+    _run(test)
+
+
+def test_budget_that_is_refused_or_grown():
+    async def test(service: _Service) -> None:
+        assert service.admit(1, 51).kind == Kind.FAILED
+        assert service.lent == NOTHING
+        service.admit(2, 40)
+        service.tell(Kind.GROW, request=2, tokens=51, nbytes=10)
+        assert unpack_error(service.channel.said[-1].text).code == "queue_full"
+        service.tell(Kind.GROW, request=2, tokens=50, nbytes=10)
+        assert service.channel.said[-1].kind == Kind.GRANT
+        assert service.lent[:3] == (1, 50, 10)
+        service.tell(Kind.PLACE, request=2, nbytes=9000)
+        assert service.channel.said[-1].nbytes == 9000
+        assert service.bodies.lent_bytes == 1 << 14
+        service.tell(Kind.PLACE, request=2, nbytes=1 << 20)
+        assert unpack_error(service.channel.said[-1].text).code == "queue_full"
+        service.tell(Kind.RELEASE, request=2)
+        assert service.lent == NOTHING
+
+    _run(test)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nbytes": 2 * ROW - 4},
+        {"tokens": 3},
+        {"offset": 8192},
+        {"offset": -4096},
+        {"offset": 8},
+        {"layer": 1},
+        {"flag": 250},
+        {"tokens": -2},
+    ],
+)
+def test_rows_outside_their_slot_end_the_front_end_and_touch_nobody(wrong):
+    async def test(service: _Service) -> None:
+        service.admit(9)
+        service.submit(1, **wrong)
+        assert not service.channel.is_open
+        assert not service.batches
+        service.desk.closed()
+        assert service.lent == NOTHING
+
+    _run(test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Kind.RELEASE, {"request": 5}),
+        (Kind.GROW, {"request": 5}),
+        (Kind.SUBMIT, {"request": 5}),
+        (Kind.SUBMIT, {"request": 1}),
+        (Kind.PLACE, {"request": 1, "nbytes": 1}),
+        (Kind.RELEASE, {"request": 1}),
+        (Kind.ADMIT, {"request": 1}),
+        (Kind.GRANT, {}),
+        (99, {}),
+    ],
+)
+def test_what_makes_no_sense_ends_the_front_end(kind, fields):
+    async def test(service: _Service) -> None:
+        service.submit(1)
+        service.tell(kind, **fields)
+        assert not service.channel.is_open
+        service.desk.closed()
+        await service.run()
+        assert service.lent == NOTHING
+
+    _run(test)
+
+
+def test_documents_come_in_pieces():
+    async def test(service: _Service) -> None:
+        service.tell(Kind.ASK, request=3, flag=Document.METRICS)
+        pieces = [record for record in service.channel.said if record.kind == Kind.TEXT]
+        assert [piece.flag for piece in pieces] == [0] * (len(pieces) - 1) + [1]
+        assert b"".join(piece.text for piece in pieces).startswith(b"# HELP mlp_requests_total")
+        service.tell(Kind.ASK, request=4, flag=Document.STATISTICS)
+        assert json.loads(service.channel.said[-1].text)["success"] == 0
+
+    _run(test)
