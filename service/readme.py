@@ -50,32 +50,37 @@ def service_bench_table() -> str:
     about = json.loads((RESULTS / "cpu-service.json").read_text())
     with (RESULTS / "cpu-service.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    loop = {tuple(entry[:3]): entry[3] for entry in about["loop_us_per_request"]}
+    loop = {tuple(entry[:4]): entry[4] for entry in about["loop_us_per_request"]}
     rows = []
     for one in found:
-        key = (one["server"], int(one["rows"]), int(one["clients"]))
-        echo = loop["echo", key[1], key[2]]
+        case = (int(one["rows"]), int(one["clients"]))
+        key = (one["server"], int(one["workers"]), *case)
+        echo = loop["echo", 0, case[0], case[1]]
         against = f"{loop[key] - echo:+.0f} µs, {loop[key] / echo:.2f}×" if key[0] != "echo" else ""
         rows.append(
             (
                 one["rows"],
                 one["clients"],
                 one["server"],
+                one["workers"],
                 one["requests_per_s"],
                 one["gbytes_per_s"],
                 one["p50_us"],
                 one["p99_us"],
+                one["cpu_ms_per_request"],
                 f"{loop[key]:.0f}",
                 against,
             )
         )
-    header = ("rows", "clients", "server", "requests/s", "GB/s", "p50 µs", "p99 µs")
-    table = markdown_table((*header, "event loop µs/request", "against echo"), rows)
+    header = ("rows", "clients", "server", "workers", "requests/s", "GB/s", "p50 µs", "p99 µs")
+    costs = ("CPU ms/request", "event loop µs/request", "against echo")
+    table = markdown_table((*header, *costs), rows)
     growth = about["soak_growth_bytes"] / 1024
     return (
         f"{table}\n\n{about['machine']}, Python {about['python']}, uvicorn "
         f"{about['versions']['uvicorn']}, commit {about['commit']}, {about['date'][:10]}, "
-        f"`{about['command']}`, medians of {about['rounds']} alternating rounds; GB/s both ways. "
+        f"`{about['command']}`, medians of {about['rounds']} alternating rounds; GB/s both ways; "
+        "with workers, the event loop is the engine's and CPU that of all processes. "
         f"Counting in the metrics takes {about['metrics_us_per_request']} µs of a request that is "
         f"a batch of its own. Resident memory changed by {growth:+.0f} KiB over "
         f"{about['soak_requests']} requests."

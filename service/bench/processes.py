@@ -17,14 +17,21 @@ _LISTENING = re.compile(rb"running on http://[^:]+:(\d+)")
 class MeasuredServer:
     """One of the servers of `service.bench.stub`, as a process.
 
+    Args:
+        name: Which one.
+        workers: Its front ends in processes of their own.
+
     Attributes:
         port: Where it listens on the loopback interface.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, workers: int = 0) -> None:
         self.name = name
+        self.workers = workers
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "service.bench.stub", name], stderr=subprocess.PIPE
+            [sys.executable, "-m", "service.bench.stub", name],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "MLP_WORKERS": str(workers)},
         )
         self.port = self._read_port()
 
@@ -42,12 +49,14 @@ class MeasuredServer:
         raise StartError(f"server: {self.name} did not start:\n{''.join(seen)}")
 
     def loop_cpu_s(self) -> float:
-        """CPU time of the main thread, where the event loop runs."""
+        """CPU time of the main thread, where the event loop runs: the engine's, with front ends."""
         return _cpu_s(self._tasks / str(self._process.pid))
 
     def cpu_s(self) -> float:
-        """CPU time of all threads that exist."""
-        return sum(_cpu_s(task) for task in self._tasks.iterdir())
+        """CPU time of all threads that exist, those of front ends too."""
+        children = (self._tasks / str(self._process.pid) / "children").read_text().split()
+        processes = [self._tasks, *(Path(f"/proc/{child}/task") for child in children)]
+        return sum(_cpu_s(task) for tasks in processes for task in tasks.iterdir())
 
     def resident_bytes(self) -> int:
         """Memory that is resident now."""

@@ -24,7 +24,8 @@ from service.metrics import Metrics
 ROW_BYTES = 2 * HIDDEN_SIZE
 # 1 row is the smallest request, 2340 rows are 4 MiB.
 CASES = ((1, 1), (1, 16), (64, 16), (2340, 1), (2340, 8))
-SERVERS = ("echo", "tilemlp")
+# Front ends in processes of their own, as far as there are cores for them and for clients.
+_WORKERS = (0, 1, 2, 4, 8)
 _COLUMNS = [
     "server",
     "workers",
@@ -50,6 +51,7 @@ class Measured:
     """Medians over the rounds of one server in one case."""
 
     server: str
+    workers: int
     rows: int
     clients: int
     requests_per_s: float
@@ -64,7 +66,7 @@ class Measured:
         gbytes = self.requests_per_s * self.rows * ROW_BYTES * 2 / 1e9
         return {
             "server": self.server,
-            "workers": 1,
+            "workers": self.workers,
             "transport": "http",
             "model": "stub",
             "rows": self.rows,
@@ -81,7 +83,8 @@ class Measured:
 
 def run_service_bench(results: Path, command: str, progress: Callable[[str], None]) -> list[str]:
     """Measure all cases, write `cpu-service.csv` and `.json`, and return lines to print."""
-    servers = [MeasuredServer(name) for name in SERVERS]
+    servers = [MeasuredServer("echo")]
+    servers += [MeasuredServer("tilemlp", workers) for workers in worker_counts()]
     try:
         measured = [
             one
@@ -103,7 +106,7 @@ def run_service_bench(results: Path, command: str, progress: Callable[[str], Non
         **describe_environment(command),
         "rounds": _ROUNDS,
         "loop_us_per_request": [
-            [one.server, one.rows, one.clients, round(one.loop_us_per_request, 1)]
+            [one.server, one.workers, one.rows, one.clients, round(one.loop_us_per_request, 1)]
             for one in measured
         ],
         "metrics_us_per_request": round(metrics_us, 2),
@@ -120,13 +123,18 @@ def _measure_case(
     body = os.urandom(rows * ROW_BYTES)
     # Warm-up, and how many requests make a round.
     rates = [_rate(server, body, clients) for server in servers]
-    rounds: dict[str, list[Measured]] = {server.name: [] for server in servers}
+    rounds: list[list[Measured]] = [[] for _ in servers]
     for index in range(_ROUNDS):
         progress(f"{rows} rows, {clients} clients, round {index + 1} of {_ROUNDS}")
-        for server, rate in zip(servers, rates, strict=True):
+        for server, rate, found in zip(servers, rates, rounds, strict=True):
             requests = max(clients, int(rate * _ROUND_S) // clients * clients)
-            rounds[server.name].append(_measure(server, body, rows, clients, requests))
-    return [_median(found) for found in rounds.values()]
+            found.append(_measure(server, body, rows, clients, requests))
+    return [_median(found) for found in rounds]
+
+
+def worker_counts() -> list[int]:
+    """Values of the setting `workers` that are worth a measurement on this machine."""
+    return [count for count in _WORKERS if count <= max(2, (os.cpu_count() or 1) // 2)]
 
 
 def _rate(server: MeasuredServer, body: bytes, clients: int) -> float:
@@ -144,6 +152,7 @@ def _measure(
     percentiles = statistics.quantiles(found.latencies_s, n=100)
     return Measured(
         server=server.name,
+        workers=server.workers,
         rows=rows,
         clients=clients,
         requests_per_s=done / found.elapsed_s,
@@ -162,6 +171,7 @@ def _median(rounds: list[Measured]) -> Measured:
     first = rounds[0]
     return Measured(
         server=first.server,
+        workers=first.workers,
         rows=first.rows,
         clients=first.clients,
         requests_per_s=middle("requests_per_s"),
@@ -201,22 +211,23 @@ def _metrics_us_per_request() -> float:
 
 def _table(measured: list[Measured], metrics_us: float, growth: int) -> list[str]:
     lines = [
-        "rows  clients  server    requests/s      GB/s   p50 µs   p99 µs  loop µs/request"
-        "  against echo"
+        "rows  clients  server   workers  requests/s      GB/s   p50 µs   p99 µs  CPU ms/request"
+        "  loop µs/request  against echo"
     ]
-    for echo, ours in zip(measured[::2], measured[1::2], strict=True):
-        for one in (echo, ours):
-            gbytes = one.row()["gbytes_per_s"]
-            against = ""
-            if one is ours:
-                added = ours.loop_us_per_request - echo.loop_us_per_request
-                ratio = ours.loop_us_per_request / echo.loop_us_per_request
-                against = f"{added:+.0f} µs, {ratio:.2f}x"
-            lines.append(
-                f"{one.rows:4d}  {one.clients:7d}  {one.server:8s}  {one.requests_per_s:10.0f}"
-                f"  {gbytes:8}  {one.p50_us:7.0f}  {one.p99_us:7.0f}"
-                f"  {one.loop_us_per_request:15.0f}  {against}"
-            )
+    for one in measured:
+        gbytes = one.row()["gbytes_per_s"]
+        against = ""
+        if one.server == "echo":
+            echo = one
+        else:
+            added = one.loop_us_per_request - echo.loop_us_per_request
+            ratio = one.loop_us_per_request / echo.loop_us_per_request
+            against = f"{added:+.0f} µs, {ratio:.2f}x"
+        lines.append(
+            f"{one.rows:4d}  {one.clients:7d}  {one.server:7s}  {one.workers:7d}"
+            f"  {one.requests_per_s:10.0f}  {gbytes:8}  {one.p50_us:7.0f}  {one.p99_us:7.0f}"
+            f"  {one.cpu_ms_per_request:14.3f}  {one.loop_us_per_request:15.0f}  {against}"
+        )
     lines.append(f"metrics: {metrics_us:.1f} µs per request that is a batch of its own")
     lines.append(f"memory: {growth / 1024:+.0f} KiB over {_SOAK_REQUESTS} requests")
     return lines

@@ -19,6 +19,7 @@ from service.readme import service_bench_table
 @pytest.mark.timeout(240)
 def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "CASES", ((1, 2), (64, 2)))
+    monkeypatch.setattr(bench, "_WORKERS", (0, 2))
     monkeypatch.setattr(bench, "_ROUND_S", 0.05)
     monkeypatch.setattr(bench, "_ROUNDS", 3)
     monkeypatch.setattr(bench, "_SOAK_REQUESTS", 320)
@@ -26,8 +27,9 @@ def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
     lines = bench.run_service_bench(tmp_path, "a test", steps.append)
     with (tmp_path / "cpu-service.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    assert [(r["server"], r["rows"], r["clients"]) for r in found] == [
-        (server, rows, "2") for rows in ("1", "64") for server in ("echo", "tilemlp")
+    servers = [("echo", "0"), ("tilemlp", "0"), ("tilemlp", "2")]
+    assert [(r["server"], r["workers"], r["rows"], r["clients"]) for r in found] == [
+        (*server, rows, "2") for rows in ("1", "64") for server in servers
     ]
     for row in found:
         assert int(row["errors"]) == 0
@@ -38,14 +40,14 @@ def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
     about = json.loads((tmp_path / "cpu-service.json").read_text())
     assert about["command"] == "a test"
     assert about["soak_requests"] == 320
-    assert len(about["loop_us_per_request"]) == 4
+    assert len(about["loop_us_per_request"]) == 6
     # The event loop is one of the process's threads.
     for row, (*_, loop_us) in zip(found, about["loop_us_per_request"], strict=True):
         assert 0 < loop_us <= float(row["cpu_ms_per_request"]) * 1e3 * 1.01
     assert any("round 3 of 3" in step for step in steps)
-    assert len(lines) == 1 + 4 + 2
+    assert len(lines) == 1 + 6 + 2
     monkeypatch.setattr("service.readme.RESULTS", tmp_path)
-    assert service_bench_table().count("| tilemlp |") == 2
+    assert service_bench_table().count("| tilemlp |") == 4
 
 
 @pytest.mark.parametrize(
