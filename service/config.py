@@ -134,7 +134,10 @@ class Settings(BaseSettings):
         "shorten it. 0 is no limit.",
     )
     receive_timeout_s: float = Field(
-        default=60.0, gt=0, description="Longest time for a body to arrive, then 408."
+        default=60.0,
+        gt=0,
+        description="Longest time for a body to arrive, then 408; with workers also for a large "
+        "answer to be taken, then the connection is cut.",
     )
     keep_alive_s: int = Field(
         default=75, ge=1, description="Idle time after which a connection is closed."

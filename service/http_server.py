@@ -13,7 +13,7 @@ import uvicorn
 
 from service.app import create_app
 from service.front import Front
-from service.http_protocol import BoundedHttpProtocol
+from service.http_direct import DirectHttpProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class HttpServer(uvicorn.Server):
                 create_app(front),
                 host=front.settings.host,
                 port=front.settings.port,
-                http=BoundedHttpProtocol,
+                http=DirectHttpProtocol,
                 loop="auto",
                 ws="none",
                 log_config=None,

@@ -54,13 +54,14 @@ RULES = {
     "routes": Row("front wire batching engine.base config errors", "fastapi starlette"),
     "app": Row("routes front config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
-    "http_server": Row("app front http_protocol config errors log", "uvicorn"),
+    "http_direct": Row("http_protocol", "httptools starlette"),
+    "http_server": Row("app front http_direct config errors log", "uvicorn"),
     # HTTP in other processes than the engine's; these do not load what only the engine needs.
     "workers": Row(
         "http_server runtime batching engine.base config counts errors metrics", "uvicorn"
     ),
     "workers.remote": Row("workers front batching config counts errors"),
-    "workers.front_end": Row("workers http_server http_protocol errors log"),
+    "workers.front_end": Row("workers http_server http_direct errors log"),
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.

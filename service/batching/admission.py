@@ -56,7 +56,7 @@ class Admission:
         """
         self.reserve(tokens, nbytes)
         try:
-            slot = self._arena.acquire(nbytes if slot_bytes is None else slot_bytes)
+            slot = self.acquire(nbytes if slot_bytes is None else slot_bytes)
         except QueueFull:
             self.tokens -= tokens
             self.bytes -= nbytes
@@ -64,15 +64,9 @@ class Admission:
         self.requests += 1
         return Lease(self, slot, tokens, nbytes)
 
-    def exchange_slot(self, lease: Lease, nbytes: int) -> None:
-        """Give a lease another slot, whose content is undefined.
-
-        Raises:
-            QueueFull: there is no such slot; the lease keeps what it has.
-        """
-        slot = self._arena.acquire(nbytes)
-        lease.slot.release()
-        lease.slot = slot
+    def acquire(self, nbytes: int) -> Slot:
+        """A slot alone; may raise QueueFull."""
+        return self._arena.acquire(nbytes)
 
     def reserve(self, tokens: int, nbytes: int) -> None:
         """Add to what is held.
@@ -118,6 +112,16 @@ class Lease:
         """
         self._admission.reserve(tokens - self._tokens, nbytes - self._nbytes)
         self._tokens, self._nbytes = tokens, nbytes
+
+    def exchange_slot(self, nbytes: int) -> None:
+        """Hold a slot of another size instead of the body's; its content is undefined.
+
+        Raises:
+            QueueFull: there is no such slot; what was held stays held.
+        """
+        slot = self._admission.acquire(nbytes)
+        self.slot.release()
+        self.slot = slot
 
     def settle(self, tokens: int, nbytes: int) -> None:
         """Correct the estimates once the body is decoded; never up."""

@@ -18,6 +18,10 @@ class Blocks:
     Args:
         memory: A power of two of bytes, at least 4096.
         what: What it is for, for the sentence that says it is full.
+
+    Attributes:
+        size: Bytes of the buffer.
+        lent_bytes: Bytes of the slots that are lent.
     """
 
     def __init__(self, memory: memoryview, what: str) -> None:
@@ -28,6 +32,7 @@ class Blocks:
         self._what = what
         self._free: dict[int, list[int]] = {size: [0]}
         self._joinable = False
+        self.size = size
         self.lent_bytes = 0
 
     def acquire(self, nbytes: int) -> Block:
@@ -43,7 +48,7 @@ class Blocks:
             offset = self._take(size)
         if offset is None:
             raise QueueFull(
-                f"{self._what}: {self.lent_bytes} of {self._memory.nbytes} bytes are lent and "
+                f"{self._what}: {self.lent_bytes} of {self.size} bytes are lent and "
                 f"this request needs {size} in one piece; try again later"
             )
         self.lent_bytes += size
@@ -61,7 +66,7 @@ class Blocks:
         larger = size
         while not self._free.get(larger):
             larger <<= 1
-            if larger > self._memory.nbytes:
+            if larger > self.size:
                 return None
         offset = self._free[larger].pop()
         while larger > size:
@@ -72,7 +77,7 @@ class Blocks:
     def _join(self) -> None:
         self._joinable = False
         size = _SMALLEST
-        while size < self._memory.nbytes:
+        while size < self.size:
             left = set(self._free.get(size, ()))
             pairs = [offset for offset in left if not offset & size and offset | size in left]
             if pairs:

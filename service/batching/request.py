@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
@@ -58,6 +59,8 @@ class Answer:
         batch_tokens: Rows of the batch that this request was part of.
         queue_s: From joining the queue to the start of the batch.
         execute_s: From the start of the batch to its end.
+        release: To be called once when nobody, not even a transport, reads `data` any more, where
+            it lies in a slot; None where the answer owns its memory.
     """
 
     data: memoryview
@@ -65,6 +68,7 @@ class Answer:
     batch_tokens: int
     queue_s: float
     execute_s: float
+    release: Callable[[], None] | None = None
 
 
 class PendingRequest:
@@ -80,18 +84,18 @@ class PendingRequest:
         output_nbytes: Size of the answer.
         lease: Budget and slot that are returned when the request is over.
         deadline: Time of the batcher's clock after which it must not start; None for never.
-        destination: Writable, output_nbytes long: where the answer goes; None for new memory.
+        output_data: Writable, output_nbytes long: where the answer goes; None for new memory.
     """
 
     __slots__ = (
         "arrival",
         "data",
         "deadline",
-        "destination",
         "dtype",
         "future",
         "key",
         "lease",
+        "output_data",
         "output_dtype",
         "output_nbytes",
         "started",
@@ -112,7 +116,7 @@ class PendingRequest:
         output_nbytes: int,
         lease: Holding,
         deadline: float | None = None,
-        destination: memoryview | None = None,
+        output_data: memoryview | None = None,
     ) -> None:
         self.key: GroupKey = (layer, output)
         self.tokens = tokens
@@ -122,7 +126,7 @@ class PendingRequest:
         self.output_nbytes = output_nbytes
         self.lease = lease
         self.deadline = deadline
-        self.destination = destination
+        self.output_data = output_data
         self.arrival = 0.0
         self.started = 0.0
         self.state = State.QUEUED

@@ -94,7 +94,7 @@ class EngineWorker:
         # on to it long after; allocated here so that its page faults are paid by this thread and
         # not by the event loop.
         outputs: list[Buffer] = [
-            bytearray(member.output_nbytes) if member.destination is None else member.destination
+            bytearray(member.output_nbytes) if member.output_data is None else member.output_data
             for member in members
         ]
         layer, output = members[0].key

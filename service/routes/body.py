@@ -10,6 +10,7 @@ from contextlib import suppress
 from starlette.types import Message, Receive
 
 from service.errors import Cancelled, InvalidRequest, ReceiveTimeout, TooLarge, UnsupportedType
+from service.routes.direct import Direct
 from service.wire.quoting import quote
 
 
@@ -45,6 +46,23 @@ def too_large(limit: int, got: str) -> TooLarge:
         f"body: must have at most {limit} bytes, has {got}; "
         "raise max_body_bytes (MLP_MAX_BODY_BYTES)"
     )
+
+
+async def receive_directly(direct: Direct, view: memoryview, timeout_s: float) -> int:
+    """Receive a body that is as long as `view`, which the kernel writes to.
+
+    Returns:
+        Bytes received.
+
+    Raises:
+        ReceiveTimeout: it did not arrive within timeout_s.
+        Cancelled: the client left before it was complete.
+    """
+    with _Expiry(timeout_s):
+        received = await direct.receive_into(view)
+    if received < len(view):
+        raise Cancelled(f"body: the client left after {received} bytes")
+    return received
 
 
 async def receive_into(receive: Receive, view: memoryview, timeout_s: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from starlette.types import Send
 
 from service.engine.base import Buffer
 from service.errors import ServiceError
+from service.routes.direct import Direct
 from service.wire.compression import deflate
 from service.wire.media import Encoding
 
@@ -29,19 +31,44 @@ class Reply:
 
     Attributes:
         chunks: The body in order; the transport may hold on to them after they were sent, so they
-            must never lie in memory that is reused.
+            must not lie in memory that is reused, unless `send_held` sends them.
     """
 
     status: int
     headers: RawHeaders
     chunks: list[Buffer]
 
-    async def send(self, send: Send, linger: Linger | None = None) -> None:
+    async def send_held(self, send: Send, direct: Direct, timeout_s: float) -> None:
+        """Send the answer out of memory that is reused, and return when the kernel has it.
+
+        Cuts the connection of a client that has not taken it within timeout_s.
+        """
+        timer = asyncio.get_running_loop().call_later(timeout_s, direct.abort)
+
+        async def all_written() -> None:
+            """The last, empty message waits for it."""
+
+        try:
+            await self.send(send, all_written, direct.write_exactly)
+        except BaseException:
+            direct.abort()
+            raise
+        finally:
+            timer.cancel()
+        direct.write_ahead()
+
+    async def send(
+        self,
+        send: Send,
+        linger: Linger | None = None,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         """Hand the answer to the transport.
 
         Args:
             send: The server's.
             linger: Awaited when all is sent, before the server may close the connection.
+            begun: Called between headers and body.
         """
         sizes = [len(chunk) for chunk in self.chunks]
         total = sum(sizes)
@@ -50,6 +77,7 @@ class Reply:
             chunks = [b"".join(chunks)]
         self.headers.append((b"content-length", b"%d" % total))
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        begun()
         last = len(chunks) - 1
         for index, chunk in enumerate(chunks):
             more = index < last or linger is not None

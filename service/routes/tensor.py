@@ -28,10 +28,12 @@ from service.routes.body import (
     check_transfer_encoding,
     discard,
     parse_content_length,
+    receive_directly,
     receive_growing,
     receive_into,
     too_large,
 )
+from service.routes.direct import direct_of
 from service.routes.disconnect import DisconnectWatch
 from service.routes.replies import (
     Headers,
@@ -132,10 +134,15 @@ class TensorEndpoint:
             with self._front.in_progress:
                 head, encoding, lease = await self._admit(scope, headers)
                 refused = False
-                reply = await self._serve(head, encoding, lease, receive, request_id)
-                # Whoever has an answer finds it counted, whichever process shows him the metrics.
-                count(OUTCOME_OK)
-                await reply.send(send)
+                job, answer = await self._compute(head, encoding, lease, scope, receive)
+                try:
+                    reply = await self._encode(head, job, answer, request_id)
+                    # Whoever has an answer finds it counted, whichever process shows the metrics.
+                    count(OUTCOME_OK)
+                    await self._send(reply, answer, scope, send)
+                finally:
+                    if answer.release is not None:
+                        answer.release()
         except Cancelled as error:
             count(error.code)
         except ServiceError as error:
@@ -187,18 +194,18 @@ class TensorEndpoint:
         rows = nbytes // (self._front.model.hidden_size * SMALLEST_ELEMENT_BYTES)
         return min(rows, self._front.settings.max_batch_tokens)
 
-    async def _serve(
+    async def _compute(
         self,
         head: Head,
         encoding: Encoding | None,
         lease: Holding,
+        scope: Scope,
         receive: Receive,
-        request_id: bytes,
-    ) -> Reply:
+    ) -> tuple[Job, Answer]:
         front = self._front
         try:
             began = time.perf_counter()
-            body = await self._receive(receive, lease, encoding)
+            body = await self._receive(scope, receive, lease, encoding)
             received = time.perf_counter()
             front.counts.stage("receive", received - began)
             job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
@@ -208,23 +215,37 @@ class TensorEndpoint:
         except BaseException:
             lease.release()
             raise
-        answer = await self._answer(request, receive)
+        return job, await self._answer(request, receive)
+
+    async def _encode(self, head: Head, job: Job, answer: Answer, request_id: bytes) -> Reply:
         began = time.perf_counter()
         common = self._common_headers(request_id, answer)
         reply = await _maybe_off_loop(
-            head.written_bytes(request.output_nbytes), lambda: head.encode(job, answer, common)
+            head.written_bytes(answer.data.nbytes), lambda: head.encode(job, answer, common)
         )
-        front.counts.stage("encode", time.perf_counter() - began)
+        self._front.counts.stage("encode", time.perf_counter() - began)
         return reply
 
+    async def _send(self, reply: Reply, answer: Answer, scope: Scope, send: Send) -> None:
+        direct = direct_of(scope)
+        if answer.release is None or direct is None:
+            await reply.send(send)
+        else:
+            await reply.send_held(send, direct, self._front.settings.receive_timeout_s)
+
     async def _receive(
-        self, receive: Receive, lease: Holding, encoding: Encoding | None
+        self, scope: Scope, receive: Receive, lease: Holding, encoding: Encoding | None
     ) -> memoryview:
         settings = self._front.settings
         limit, timeout_s = settings.max_body_bytes, settings.receive_timeout_s
-        if lease.slot.view.nbytes:
-            received = await receive_into(receive, lease.slot.view, timeout_s)
-            body = lease.slot.view[:received]
+        view = lease.slot.view
+        if view.nbytes:
+            direct = direct_of(scope)
+            if direct is not None and direct.can_receive(scope, view.nbytes):
+                received = await receive_directly(direct, view, timeout_s)
+            else:
+                received = await receive_into(receive, view, timeout_s)
+            body = view[:received]
         else:
 
             async def grow(nbytes: int) -> None:
@@ -281,6 +302,10 @@ class TensorEndpoint:
             return await future
         except asyncio.CancelledError:
             front.cancel(request)
+            if future.done() and not future.cancelled() and future.exception() is None:
+                release = future.result().release
+                if release is not None:
+                    release()
             raise
         finally:
             watch.stop()

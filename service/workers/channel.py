@@ -20,6 +20,8 @@ from service.workers.records import Record, pack, unpack
 _MESSAGE_BYTES = 32 << 10
 _RECEIVE_BYTES = 128 << 10
 _DESCRIPTORS = 4
+# Nobody waits for a small slot that comes back this late.
+_LATE_S = 0.005
 # Messages that are read in one turn of the event loop, before others have their turn.
 _MESSAGES_A_TURN = 16
 
@@ -56,6 +58,7 @@ class Channel:
         # Messages that the kernel did not take yet, with the descriptors that go along.
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._flush_handle: asyncio.Handle | None = None
+        self._late_handle: asyncio.Handle | None = None
         self._open = True
         self._loop.add_reader(end.fileno(), self._readable)
 
@@ -68,6 +71,14 @@ class Channel:
             self._flush()
         elif self._flush_handle is None:
             self._flush_handle = self._loop.call_soon(self._flush)
+
+    def send_late(self, record: Record) -> None:
+        """Say it with what is said next, or soon: it is not worth a message of its own."""
+        data = pack(record)
+        self._said.append(data)
+        self._said_bytes += len(data)
+        if self._late_handle is None and self._flush_handle is None:
+            self._late_handle = self._loop.call_later(_LATE_S, self._flush)
 
     def send_descriptor(self, record: Record, descriptor: int) -> None:
         """Say it with a file descriptor, which is closed here once it is on its way."""
@@ -92,6 +103,9 @@ class Channel:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
+        if self._late_handle is not None:
+            self._late_handle.cancel()
+            self._late_handle = None
         if self._said:
             message = b"".join(self._said)
             self._said.clear()

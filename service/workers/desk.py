@@ -170,7 +170,7 @@ class Desk:
         held = self._held[record.request]
         if held.request is not None:
             raise ValueError(f"request: must not be submitted yet, {record.request} is")
-        self._admission.exchange_slot(held.lease, record.nbytes)
+        held.lease.exchange_slot(record.nbytes)
         self._grant(record.request, held)
 
     def _grant(self, request: int, held: Held) -> None:
@@ -204,7 +204,7 @@ class Desk:
             output_nbytes=output_nbytes,
             lease=held,
             deadline=None if math.isinf(record.first_s) else record.first_s,
-            destination=destination.view,
+            output_data=destination.view,
         )
         held.submitted(request, destination)
         future = self._batcher.submit(request)
@@ -234,6 +234,8 @@ class Desk:
         self._say(
             Record(
                 Kind.DONE,
+                # Clients that are slow to take their answers may not hold all the slots.
+                flag=int(2 * self._answers.lent_bytes > self._answers.size),
                 request=number,
                 offset=held.destination.offset,
                 nbytes=answer.data.nbytes,

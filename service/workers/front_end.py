@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from service.errors import outcomes
-from service.http_protocol import BoundedHttpProtocol
+from service.http_direct import DirectHttpProtocol
 from service.http_server import HttpServer
 from service.log import configure_logging
 from service.workers.channel import Channel
@@ -27,7 +27,7 @@ from service.workers.remote import RemoteFront
 _HELLO_BYTES = 64 << 10
 
 
-class CountedProtocol(BoundedHttpProtocol):
+class CountedProtocol(DirectHttpProtocol):
     """HTTP on a connection, whose end is told.
 
     Attributes:

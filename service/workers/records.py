@@ -21,7 +21,8 @@ tensor travels in a record: only where it lies in the memory that both processes
     STOP                                        drain, then end
     GRANT    offset nbytes                      answers ADMIT, GROW and PLACE: the slot
     DONE     offset nbytes tokens first_s       answers SUBMIT: where the answer lies, rows of the
-             second_s text                      batch, queue and execute time, kernel
+             second_s text flag                 batch, queue and execute time, kernel; flag 1:
+                                                slots are short, take it out at once
     FAILED   text                               answers any of them: code and sentence
     TEXT     flag text                          a piece of a document; flag 1 with the last one
 

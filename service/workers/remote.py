@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from service.batching.health import Health
@@ -18,6 +19,9 @@ from service.workers.channel import Channel
 from service.workers.hello import Hello
 from service.workers.memory import SharedMemory
 from service.workers.records import Document, Kind, Record, pack_form, unpack_error
+
+# Copied out of its slot, which goes back at once: cheaper than to wait until it is written.
+_COPIED_BYTES = 64 << 10
 
 
 class RemoteSlot:
@@ -278,16 +282,19 @@ class RemoteFront:
             self.release(record.request)
 
     def _done(self, record: Record) -> None:
-        future = self._answers.pop(record.request)
-        if not future.done():
-            # A copy, so that the slot can go back at once: the transport may hold on to an answer
-            # for as long as its client is slow.
-            data = self._memory.answers[record.offset : record.offset + record.nbytes].tobytes()
-            kernel = record.text.decode()
-            future.set_result(
-                Answer(memoryview(data), kernel, record.tokens, record.first_s, record.second_s)
-            )
-        self.release(record.request)
+        number = record.request
+        future = self._answers.pop(number)
+        if future.done():
+            self.release(number)
+            return
+        data = self._memory.answers[record.offset : record.offset + record.nbytes]
+        release: Callable[[], None] | None = partial(self.release, number)
+        if record.flag or record.nbytes <= _COPIED_BYTES:
+            data, release = memoryview(data.tobytes()), None
+            self._channel.send_late(Record(Kind.RELEASE, request=number))
+        kernel = record.text.decode()
+        times = (record.first_s, record.second_s)
+        future.set_result(Answer(data, kernel, record.tokens, *times, release))
 
     def _failed(self, record: Record) -> None:
         number = record.request

@@ -53,6 +53,25 @@ def test_records_arrive_in_order_those_of_a_turn_in_one_message():
     _run(test)
 
 
+def test_what_can_wait_goes_with_the_next_message_or_soon():
+    async def test(first: _End, second: _End) -> None:
+        sent = []
+        first.channel._socket = _Spy(first.channel._socket, sent)
+        first.channel.send_late(Record(Kind.RELEASE, request=1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not sent
+        first.channel.send(Record(Kind.ADMIT, request=2))
+        await second.wait(2)
+        assert [record.request for record in second.heard] == [1, 2]
+        first.channel.send_late(Record(Kind.RELEASE, request=3))
+        first.channel.send_late(Record(Kind.RELEASE, request=4))
+        await second.wait(4)
+        assert len(sent) == 2
+
+    _run(test)
+
+
 class _Spy:
     """A socket whose messages are looked at."""
 

@@ -99,7 +99,7 @@ class _Service:
     async def finish(self, outcome: BaseException | None = None) -> None:
         """The engine ends the oldest batch."""
         members, done = self.batches.pop(0)
-        done(outcome or (REPORT, [member.destination for member in members]))
+        done(outcome or (REPORT, [member.output_data for member in members]))
         await self.run()
 
     @property
