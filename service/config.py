@@ -119,6 +119,13 @@ class Settings(BaseSettings):
         description="Largest JSON text, sent or answered; beyond it 413.",
     )
 
+    client_shared_memory: bool = Field(
+        default=False,
+        description="Let clients on this host keep tensors in POSIX shared memory, by the Open "
+        "Inference Protocol's extension. Whoever may send requests can then have every object read "
+        "and written that this service may open in `/dev/shm`.",
+    )
+
     request_timeout_s: float = Field(
         default=0.0,
         ge=0,

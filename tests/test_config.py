@@ -33,6 +33,7 @@ GIVEN: dict[str, tuple[str, object]] = {
     "max_queue_delay_s": ("0.002", 0.002),
     "max_body_bytes": ("65536", 1 << 16),
     "max_json_bytes": ("4096", 4096),
+    "client_shared_memory": ("1", True),
     "request_timeout_s": ("2.5", 2.5),
     "receive_timeout_s": ("7", 7.0),
     "keep_alive_s": ("5", 5),

@@ -7,6 +7,8 @@ and an arena slot until it is over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from service.batching.arena import Arena, Slot
 from service.errors import QueueFull
 
@@ -36,7 +38,7 @@ class Admission:
         self.reserve(tokens, nbytes)
         self.requests += 1
         slot = self._arena.acquire(nbytes if slot_bytes is None else slot_bytes)
-        return Lease(self, slot, tokens, nbytes)
+        return Lease(self, self._arena, slot, tokens, nbytes)
 
     def reserve(self, tokens: int, nbytes: int) -> None:
         """Add to what is held.
@@ -65,10 +67,14 @@ class Lease:
     reads it any more (`release`); each happens once, however often it is asked for.
     """
 
-    __slots__ = ("_admission", "_nbytes", "_queued", "_tokens", "slot")
+    __slots__ = ("_admission", "_arena", "_at_end", "_nbytes", "_queued", "_tokens", "slot")
 
-    def __init__(self, admission: Admission, slot: Slot, tokens: int, nbytes: int) -> None:
+    def __init__(
+        self, admission: Admission, arena: Arena, slot: Slot, tokens: int, nbytes: int
+    ) -> None:
         self._admission = admission
+        self._arena = arena
+        self._at_end: list[Callable[[], None]] = []
         self._tokens = tokens
         self._nbytes = nbytes
         self._queued = True
@@ -82,6 +88,15 @@ class Lease:
         """
         self._admission.reserve(tokens - self._tokens, nbytes - self._nbytes)
         self._tokens, self._nbytes = tokens, nbytes
+
+    def exchange_slot(self, nbytes: int) -> None:
+        """Give back the body's slot, which nobody reads any more, for one of another size."""
+        self.slot.release()
+        self.slot = self._arena.acquire(nbytes)
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Have it called once, when the engine has nothing to do with the request any more."""
+        self._at_end.append(callback)
 
     def settle(self, tokens: int, nbytes: int) -> None:
         """Correct the estimates once the body is decoded; never up."""
@@ -101,3 +116,5 @@ class Lease:
         """Return budget and slot: the request is over."""
         self.start()
         self.slot.release()
+        while self._at_end:
+            self._at_end.pop()()

@@ -27,7 +27,7 @@ class Answer:
 
     Attributes:
         data: [tokens, width] in the request's output dtype, in memory that belongs to this answer
-            alone and is never reused.
+            alone and is never reused; or where the request wanted it.
         kernel: The gate/up kernel that ran; `none` where there was nothing to compute.
         batch_tokens: Rows of the batch that this request was part of.
         queue_s: From joining the queue to the start of the batch.
@@ -54,6 +54,7 @@ class PendingRequest:
         output_nbytes: Size of the answer.
         lease: Budget and slot that are returned when the request is over.
         deadline: Time of the batcher's clock after which it must not start; None for never.
+        output_data: Where the engine writes the answer; by default fresh memory.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class PendingRequest:
         "future",
         "key",
         "lease",
+        "output_data",
         "output_dtype",
         "output_nbytes",
         "started",
@@ -84,6 +86,7 @@ class PendingRequest:
         output_nbytes: int,
         lease: Lease,
         deadline: float | None = None,
+        output_data: memoryview | None = None,
     ) -> None:
         self.key: GroupKey = (layer, output)
         self.tokens = tokens
@@ -91,6 +94,7 @@ class PendingRequest:
         self.dtype = dtype
         self.output_dtype = output_dtype
         self.output_nbytes = output_nbytes
+        self.output_data = output_data
         self.lease = lease
         self.deadline = deadline
         self.arrival = 0.0

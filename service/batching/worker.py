@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from service.batching.batcher import Done
 from service.batching.request import PendingRequest
-from service.engine.base import Batch, BatchReport, Engine, Segment
+from service.engine.base import Batch, BatchReport, Buffer, Engine, Segment
 from service.errors import EngineDead
 
 _Job: TypeAlias = Callable[[], None]
@@ -89,10 +89,13 @@ class EngineWorker:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
-    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[bytearray]]:
+    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[Buffer]]:
         # Fresh memory per answer, because the transport may hold on to it long after; allocated
         # here so that its page faults are paid by this thread and not by the event loop.
-        outputs = [bytearray(member.output_nbytes) for member in members]
+        outputs: list[Buffer] = [
+            bytearray(member.output_nbytes) if member.output_data is None else member.output_data
+            for member in members
+        ]
         layer, output = members[0].key
         segments = [
             Segment(

@@ -41,10 +41,12 @@ from service.routes.replies import (
     header_text,
     internal_error,
 )
+from service.routes.shared_tensors import SharedTensors
 from service.runtime import Runtime
 from service.wire.compression import inflate
 from service.wire.media import Encoding, parse_content_encoding
 from service.wire.tensor import WireTensor
+from service.wire.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,8 @@ class Job:
         output_dtype: Element type in which the engine writes the answer.
         timeout_s: Longest wait in the queue that this request allows; None leaves it to the
             service.
+        source: Where in shared memory the tensor's data lies; None where it came with the body.
+        target: Where in shared memory the answer goes.
     """
 
     tensor: WireTensor
@@ -86,6 +90,8 @@ class Job:
     output: Output
     output_dtype: DType
     timeout_s: float | None
+    source: Window | None = None
+    target: Window | None = None
 
 
 class Head(Protocol):
@@ -192,26 +198,54 @@ class TensorEndpoint:
         request_id: bytes,
     ) -> Reply:
         runtime = self._runtime
+        shared = SharedTensors(runtime.regions, runtime.metrics)
         try:
+            try:
+                job, request = await self._take(head, encoding, lease, shared, receive)
+            except BaseException:
+                lease.release()
+                raise
+            answer = await self._answer(request, receive)
             began = time.perf_counter()
-            body = await self._receive(receive, lease, encoding)
-            received = time.perf_counter()
-            runtime.metrics.stage("receive", received - began)
-            job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
-            self._validate(head, job)
-            runtime.metrics.stage("decode", time.perf_counter() - received)
-            request = self._pending(job, lease, len(body))
-        except BaseException:
-            lease.release()
-            raise
-        answer = await self._answer(request, receive)
-        began = time.perf_counter()
+            await shared.write(answer.data)
+        finally:
+            shared.close()
         common = self._common_headers(request_id, answer)
         reply = await _maybe_off_loop(
             head.written_bytes(request.output_nbytes), lambda: head.encode(job, answer, common)
         )
         runtime.metrics.stage("encode", time.perf_counter() - began)
         return reply
+
+    async def _take(
+        self,
+        head: Head,
+        encoding: Encoding | None,
+        lease: Lease,
+        shared: SharedTensors,
+        receive: Receive,
+    ) -> tuple[Job, PendingRequest]:
+        """Receive, decode and validate: all that comes before the queue."""
+        runtime = self._runtime
+        began = time.perf_counter()
+        body = await self._receive(receive, lease, encoding)
+        received = time.perf_counter()
+        runtime.metrics.stage("receive", received - began)
+        job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
+        self._validate(head, job)
+        data = memoryview(job.tensor.data)
+        nbytes = len(body)
+        if job.source is not None or job.target is not None:
+            tokens, dtype = job.tensor.tokens, job.tensor.dtype
+            shared.open(job.source, job.target, self._answer_bytes(job))
+            limit = runtime.settings.max_body_bytes
+            found = await shared.read(lease, tokens, dtype, limit)
+            if found is not None:
+                data, nbytes = found, found.nbytes
+            shared.place(lease, job.output_dtype)
+        request = self._pending(job, lease, data, nbytes, shared.output)
+        runtime.metrics.stage("decode", time.perf_counter() - received)
+        return job, request
 
     async def _receive(
         self, receive: Receive, lease: Lease, encoding: Encoding | None
@@ -250,22 +284,28 @@ class TensorEndpoint:
                 "(MLP_MAX_JSON_BYTES)"
             )
 
-    def _pending(self, job: Job, lease: Lease, body_bytes: int) -> PendingRequest:
-        tensor, model = job.tensor, self._runtime.model
-        tokens = tensor.tokens
-        lease.settle(tokens, body_bytes)
+    def _answer_bytes(self, job: Job) -> int:
+        width = self._runtime.model.width(job.output)
+        return job.tensor.tokens * width * job.output_dtype.itemsize
+
+    def _pending(
+        self, job: Job, lease: Lease, data: memoryview, nbytes: int, output: memoryview | None
+    ) -> PendingRequest:
+        tokens = job.tensor.tokens
+        lease.settle(tokens, nbytes)
         timeouts = [t for t in (self._runtime.settings.request_timeout_s, job.timeout_s) if t]
         deadline = time.monotonic() + min(timeouts) if timeouts else None
         return PendingRequest(
             layer=job.layer,
             output=job.output,
             tokens=tokens,
-            data=memoryview(tensor.data),
-            dtype=tensor.dtype,
+            data=data,
+            dtype=job.tensor.dtype,
             output_dtype=job.output_dtype,
-            output_nbytes=tokens * model.width(job.output) * job.output_dtype.itemsize,
+            output_nbytes=self._answer_bytes(job),
             lease=lease,
             deadline=deadline,
+            output_data=output,
         )
 
     async def _answer(self, request: PendingRequest, receive: Receive) -> Answer:

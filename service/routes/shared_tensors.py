@@ -1,0 +1,146 @@
+"""Tensors of requests in memory that their clients share, instead of in body and answer."""
+
+from __future__ import annotations
+
+from service.batching.admission import Lease
+from service.engine.base import DType
+from service.errors import InvalidRequest, TooLarge
+from service.metrics import Metrics
+from service.shared_memory import RegionTable, run_to_end
+from service.shared_region import Region, overlap
+from service.wire.window import Window
+
+# 10 GB/s; up to here a copy delays the event loop by less than handing it to a thread takes.
+_OFF_LOOP_BYTES = 512 << 10
+
+
+class SharedTensors:
+    """Where one request's input comes from and its answer goes to; close it when both are done.
+
+    Attributes:
+        output: Memory into which the engine writes the answer by itself; None where `write` does.
+    """
+
+    def __init__(self, regions: RegionTable | None, metrics: Metrics) -> None:
+        """Without windows, until `open` is called.
+
+        Args:
+            regions: Those that are registered; None where shared memory is not allowed.
+            metrics: Where bytes are counted.
+        """
+        self._regions = regions
+        self._metrics = metrics
+        self._source: tuple[Region, Window] | None = None
+        self._target: tuple[Region, Window] | None = None
+        self.output: memoryview | None = None
+
+    def open(self, source: Window | None, target: Window | None, answer_bytes: int) -> None:
+        """Find the regions, and keep them whatever becomes of their names.
+
+        Args:
+            source: Of the input.
+            target: Of the output.
+            answer_bytes: That have to fit into target.
+
+        Raises:
+            InvalidRequest: not registered, out of bounds, too small, or one over the other.
+        """
+        if source is not None:
+            self._source = (self._use(source, "inputs[0]"), source)
+        if target is not None:
+            self._target = (self._use(target, "outputs[0]"), target)
+            if answer_bytes > target.nbytes:
+                raise InvalidRequest(
+                    "outputs[0].parameters.shared_memory_byte_size: must be at least "
+                    f"{answer_bytes} for the answer, is {target.nbytes}"
+                )
+            # The rest of the window is none of ours.
+            self._target = (self._target[0], Window(target.region, target.offset, answer_bytes))
+        if self._source and self._target and overlap(self._source, self._target):
+            # A batch that fails half way is tried again, and needs its inputs for that.
+            raise InvalidRequest(
+                "outputs[0].parameters: the output's bytes must not be the input's, they overlap"
+            )
+
+    async def read(
+        self, lease: Lease, tokens: int, dtype: DType, max_bytes: int
+    ) -> memoryview | None:
+        """The input, if it is in shared memory: in a slot, or where it is if the device reads it.
+
+        Args:
+            lease: Gets the budget that a body of the same size would have, and the slot.
+            tokens: Rows.
+            dtype: Element type.
+            max_bytes: Of the input.
+
+        Raises:
+            TooLarge: it is larger than max_bytes.
+            QueueFull: a bound of the queue would be passed.
+            InvalidRequest: the object is truncated.
+        """
+        if self._source is None:
+            return None
+        region, window = self._source
+        if window.nbytes > max_bytes:
+            raise TooLarge(
+                f"inputs[0].parameters.shared_memory_byte_size: must be at most {max_bytes}, is "
+                f"{window.nbytes}; raise max_body_bytes (MLP_MAX_BODY_BYTES)"
+            )
+        lease.grow(tokens, window.nbytes)
+        self._metrics.shared_memory_moved("in", window.nbytes)
+        found = region.direct(window, dtype)
+        if found is not None:
+            lease.at_end(region.acquire().release)
+            return found
+        lease.exchange_slot(window.nbytes)
+        data = lease.slot.view
+        if window.nbytes <= _OFF_LOOP_BYTES:
+            region.read(window.offset, data)
+        else:
+            # To its end, because the slot is somebody else's once the request is over.
+            await run_to_end(lambda: region.read(window.offset, data))
+        return data
+
+    def place(self, lease: Lease, dtype: DType) -> None:
+        """Let the engine write the answer by itself, if it can.
+
+        Raises:
+            InvalidRequest: the object is truncated.
+        """
+        if self._target is None:
+            return
+        region, window = self._target
+        self.output = region.direct(window, dtype)
+        if self.output is not None:
+            lease.at_end(region.acquire().release)
+
+    async def write(self, data: memoryview) -> None:
+        """Copy the answer to where the client wants it, unless the engine has.
+
+        Raises:
+            InvalidRequest: the object is truncated.
+        """
+        if self._target is None:
+            return
+        region, window = self._target
+        if self.output is None:
+            if window.nbytes <= _OFF_LOOP_BYTES:
+                region.write(window.offset, data)
+            else:
+                await run_to_end(lambda: region.write(window.offset, data))
+        self._metrics.shared_memory_moved("out", window.nbytes)
+
+    def close(self) -> None:
+        """Let go of the regions."""
+        for found in (self._source, self._target):
+            if found is not None:
+                found[0].release()
+        self._source = self._target = None
+
+    def _use(self, window: Window, where: str) -> Region:
+        if self._regions is None:
+            raise InvalidRequest(
+                f"{where}.parameters.shared_memory_region: shared memory is not allowed; "
+                "client_shared_memory (MLP_CLIENT_SHARED_MEMORY) allows it"
+            )
+        return self._regions.use(window, where)
