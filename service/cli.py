@@ -17,6 +17,7 @@ from service import __version__
 from service.config import Settings, load_settings, parse_layers
 from service.engine.base import DType, Output
 from service.errors import ConfigError, StartError
+from service.load.options import Transport
 from service.log import configure_logging
 
 app = typer.Typer(
@@ -135,6 +136,9 @@ def load(
     layer: Annotated[int | None, typer.Option(help="Layer of the model.")] = None,
     output: Annotated[Output, typer.Option(help="Which tensor to ask for.")] = Output.MLP,
     dtype: Annotated[DType, typer.Option(help="Element type on the wire.")] = DType.BF16,
+    transport: Annotated[
+        Transport, typer.Option(help="shm: tensors in shared memory, on the service's own host.")
+    ] = Transport.HTTP,
     rows: Annotated[
         str, typer.Option(help="Rows per request, or a weighted mix: 1:0.7,64:0.25,512:0.05")
     ] = "1",
@@ -180,6 +184,7 @@ def load(
         layer=layer,
         output=output,
         dtype=dtype,
+        transport=transport,
         rows=parse_rows(rows),
         connections=connections,
         rate_per_s=rate_per_s,
