@@ -89,6 +89,10 @@ class Lease:
         self._admission.reserve(tokens - self._tokens, nbytes - self._nbytes)
         self._tokens, self._nbytes = tokens, nbytes
 
+    def another_slot(self, nbytes: int) -> Slot:
+        """A slot besides, which is for the caller to release."""
+        return self._arena.acquire(nbytes)
+
     def exchange_slot(self, nbytes: int) -> None:
         """Give back the body's slot, which nobody reads any more, for one of another size."""
         self.slot.release()

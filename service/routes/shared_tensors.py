@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.batching.admission import Lease
+from service.batching.arena import Slot
 from service.engine.base import DType
 from service.errors import InvalidRequest, TooLarge
 from service.metrics import Metrics
@@ -14,11 +15,27 @@ from service.wire.window import Window
 _OFF_LOOP_BYTES = 512 << 10
 
 
+class _SharedSlot:
+    """A slot that goes back when both the engine and the request's handler have let go of it."""
+
+    __slots__ = ("_holders", "_slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._holders = 2
+
+    def release(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._slot.release()
+
+
 class SharedTensors:
     """Where one request's input comes from and its answer goes to; close it when both are done.
 
     Attributes:
-        output: Memory into which the engine writes the answer by itself; None where `write` does.
+        output: Where the engine writes the answer: the client's memory, or a slot from which
+            `write` copies it there; None for an answer that is sent.
     """
 
     def __init__(self, regions: RegionTable | None, metrics: Metrics) -> None:
@@ -32,6 +49,7 @@ class SharedTensors:
         self._metrics = metrics
         self._source: tuple[Region, Window] | None = None
         self._target: tuple[Region, Window] | None = None
+        self._slot: _SharedSlot | None = None
         self.output: memoryview | None = None
 
     def open(self, source: Window | None, target: Window | None, answer_bytes: int) -> None:
@@ -102,7 +120,7 @@ class SharedTensors:
         return data
 
     def place(self, lease: Lease, dtype: DType) -> None:
-        """Let the engine write the answer by itself, if it can.
+        """Choose where the engine writes the answer.
 
         Raises:
             InvalidRequest: the object is truncated.
@@ -113,9 +131,15 @@ class SharedTensors:
         self.output = region.direct(window, dtype)
         if self.output is not None:
             lease.at_end(region.acquire().release)
+            return
+        # Not fresh memory, whose pages cost as much as the copy: nobody keeps it afterwards.
+        slot = lease.another_slot(window.nbytes)
+        self._slot = _SharedSlot(slot)
+        lease.at_end(self._slot.release)
+        self.output = slot.view
 
     async def write(self, data: memoryview) -> None:
-        """Copy the answer to where the client wants it, unless the engine has.
+        """Copy the answer to where the client wants it, unless the device has.
 
         Raises:
             InvalidRequest: the object is truncated.
@@ -123,7 +147,7 @@ class SharedTensors:
         if self._target is None:
             return
         region, window = self._target
-        if self.output is None:
+        if self._slot is not None:
             if window.nbytes <= _OFF_LOOP_BYTES:
                 region.write(window.offset, data)
             else:
@@ -136,6 +160,8 @@ class SharedTensors:
             if found is not None:
                 found[0].release()
         self._source = self._target = None
+        if self._slot is not None:
+            self._slot.release()
 
     def _use(self, window: Window, where: str) -> Region:
         if self._regions is None:

@@ -15,6 +15,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as triton_memory
 
+from service.batching.arena import Slot
 from service.routes import shared_tensors
 from tests.e2e.scrape import Scrape, wait_at_rest
 from tests.engines import HIDDEN, INTERMEDIATE, FakeEngine, expected
@@ -413,3 +414,36 @@ def test_an_engine_that_pins_reads_and_writes_where_the_client_does() -> None:
         wait_at_rest(thread.url)
         assert client.post(f"{_SYSTEM}/unregister").status_code == 200
         wait_until(lambda: engine.pinned == [])
+
+
+def test_slots_come_back_however_a_request_ends(
+    sharing: Service, memory: SharedObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for the input and one for the answer; the engine may outlive the client."""
+    arena = sharing.runtime.admission._arena
+    slots: list[Slot] = []
+    acquire = arena.acquire
+
+    def noted(nbytes: int) -> Slot:
+        slots.append(acquire(nbytes))
+        return slots[-1]
+
+    def held() -> int:
+        return sum(slot._block is not None for slot in slots)
+
+    monkeypatch.setattr(arena, "acquire", noted)
+    x = rows(100)
+    memory.write(0, x.tobytes())
+    assert infer(sharing, x, place(x.nbytes), place(x.nbytes, 32768)).status_code == 200
+    wait_until(lambda: held() == 0)
+    assert len(slots) == 3, "body, input, answer"
+    sharing.engine.gate.clear()
+    try:
+        with httpx.Client(base_url=sharing.url, timeout=0.3) as impatient:
+            gone = Service(sharing.url, impatient, sharing.engine, sharing.runtime)
+            with pytest.raises(httpx.ReadTimeout):
+                infer(gone, x, place(x.nbytes), place(x.nbytes, 32768))
+        assert held() == 2, "the engine still reads one and writes the other"
+    finally:
+        sharing.engine.gate.set()
+    wait_until(lambda: held() == 0)
