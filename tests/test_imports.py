@@ -62,12 +62,20 @@ RULES = {
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),
     # uvicorn is also the bare server that the service is compared with.
+    # Apps of other servers, each with its framework; and what runs and shows them.
+    "bench.peers": Row(
+        "bench load engine errors",
+        "litserve bentoml _bentoml_sdk ray fastapi starlette numpy torch matplotlib",
+    ),
     "bench": Row(
         "load server engine kernels config errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
-    "readme": Row("bench runtime config errors metrics"),
-    "cli": Row("server doctor load bench engine kernels config errors log", "typer rich pydantic"),
+    "readme": Row("bench.peers bench runtime config errors metrics"),
+    "cli": Row(
+        "server doctor load bench.peers bench engine kernels config errors log",
+        "typer rich pydantic",
+    ),
     "__main__": Row("cli"),
 }
 
