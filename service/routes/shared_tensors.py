@@ -105,18 +105,18 @@ class SharedTensors:
                 f"{window.nbytes}; raise max_body_bytes (MLP_MAX_BODY_BYTES)"
             )
         lease.grow(tokens, window.nbytes)
-        self._metrics.shared_memory_moved("in", window.nbytes)
-        found = region.direct(window, dtype)
-        if found is not None:
+        data = region.direct(window, dtype)
+        if data is not None:
             lease.at_end(region.acquire().release)
-            return found
-        lease.exchange_slot(window.nbytes)
-        data = lease.slot.view
-        if window.nbytes <= _OFF_LOOP_BYTES:
-            region.read(window.offset, data)
         else:
-            # To its end, because the slot is somebody else's once the request is over.
-            await run_to_end(lambda: region.read(window.offset, data))
+            lease.exchange_slot(window.nbytes)
+            data = slot = lease.slot.view
+            if window.nbytes <= _OFF_LOOP_BYTES:
+                region.read(window.offset, slot)
+            else:
+                # To its end, because the slot is somebody else's once the request is over.
+                await run_to_end(lambda: region.read(window.offset, slot))
+        self._metrics.shared_memory_moved("in", window.nbytes)
         return data
 
     def place(self, lease: Lease, dtype: DType) -> None:

@@ -117,6 +117,17 @@ def test_what_a_server_starts_is_measured_and_ended(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{told.read_text()}/exe")
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize(("server", "busy_s"), [(OURS, 0.0), (ECHO, None)])
+def test_how_busy_the_gpu_was_is_known_where_the_server_says_so(server, busy_s) -> None:
+    process = PeerProcess(server, "echo")
+    try:
+        process.wait_ready(ROW_BYTES)
+        assert process.gpu_busy_s() == busy_s
+    finally:
+        process.stop()
+
+
 def test_every_peer_serves_the_same_mlp(monkeypatch) -> None:
     monkeypatch.setenv("TILEMLP_BENCH_MODEL", "echo")
     mlp = Mlp()

@@ -82,6 +82,7 @@ class Round:
     p50_us: float
     p99_us: float
     cpu_ms_per_request: float
+    gpu_busy: float | None
     errors: int
 
 
@@ -198,15 +199,19 @@ def _measure(
     payloads: Sequence[Payload],
     expected: Sequence[Expected],
 ) -> Round:
-    cpu_s = process.cpu_s()
+    cpu_s, busy_s = process.cpu_s(), process.gpu_busy_s()
     tally = run_plans(make_plans(load, Load(load.connections, None), payloads, expected))
-    cpu_s = process.cpu_s() - cpu_s
+    cpu_s, busy_after_s = process.cpu_s() - cpu_s, process.gpu_busy_s()
+    gpu_busy = None
+    if busy_s is not None and busy_after_s is not None and torch.cuda.is_available():
+        gpu_busy = (busy_after_s - busy_s) / (load.warm_up_s + load.duration_s)
     latency = tally.latency()
     return Round(
         requests_per_s=tally.requests / load.duration_s,
         p50_us=(latency.quantile(0.5) or 0.0) / 1e3,
         p99_us=(latency.quantile(0.99) or 0.0) / 1e3,
         cpu_ms_per_request=cpu_s / max(1, tally.sent) * 1e3,
+        gpu_busy=gpu_busy,
         errors=tally.errors,
     )
 
@@ -231,7 +236,7 @@ def _row(
         "p50_us": round(middle("p50_us"), 1),
         "p99_us": round(middle("p99_us"), 1),
         "cpu_ms_per_request": round(middle("cpu_ms_per_request"), 4),
-        "gpu_busy": "",
+        "gpu_busy": "" if rounds[0].gpu_busy is None else round(middle("gpu_busy"), 3),
         "errors": sum(one.errors for one in rounds),
     }
 

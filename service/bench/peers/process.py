@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 30.0
 # In the environment of whatever the server starts, also of what leaves its process group.
 _MARK = "TILEMLP_BENCH_RUN"
+_BUSY = re.compile(rb"^mlp_gpu_busy_seconds_total (\S+)$", re.MULTILINE)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -73,6 +75,12 @@ class PeerProcess:
         """CPU time of all its processes that are alive."""
         return sum(_cpu_s(process) for process in self._family())
 
+    def gpu_busy_s(self) -> float | None:
+        """Seconds in which the GPU worked on batches, where the server tells them."""
+        status, body = _request(self.port, "GET", "/metrics")
+        found = _BUSY.search(body)
+        return float(found[1]) if status == 200 and found is not None else None
+
     def stop(self) -> None:
         """End it and all that it started."""
         if self._process.poll() is None:
@@ -116,13 +124,18 @@ def _free_port() -> int:
 
 
 def _answers(port: int, row_bytes: int) -> bool:
+    status, body = _request(port, "POST", "/mlp", bytes(row_bytes))
+    return status == 200 and len(body) == row_bytes
+
+
+def _request(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body; status 0 where there is no answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        headers = {"Content-Type": "application/octet-stream"}
-        connection.request("POST", "/mlp", bytes(row_bytes), headers)
+        connection.request(method, path, body, {"Content-Type": "application/octet-stream"})
         answer = connection.getresponse()
-        return answer.status == 200 and len(answer.read()) == row_bytes
+        return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
-        return False
+        return 0, b""
     finally:
         connection.close()
