@@ -246,7 +246,8 @@ def bench_service(
     with _err.status("starting servers") as status:
         if peers:
             from service.bench.kernel_options import recorded_command
-            from service.bench.peers.compare import PeerOptions, parse_cases, run_peer_bench
+            from service.bench.peers.compare import run_peer_bench
+            from service.bench.peers.options import PeerOptions, parse_cases
 
             options = PeerOptions(
                 models=tuple(models.split(",")),

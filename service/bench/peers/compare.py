@@ -6,8 +6,8 @@ loop, which checks every answer; medians over rounds are reported.
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import torch
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
 from service.bench.peers.mlp import ECHO
+from service.bench.peers.options import PeerOptions
 from service.bench.peers.process import PeerProcess
 from service.bench.peers.servers import PeerServer, servers
 from service.bench.peers.table import describe
@@ -36,42 +37,13 @@ from service.load.plan import Load, make_plans
 from service.load.processes import run_plans
 from service.load.runner import run_async
 
-# Rows of a request and clients, from the least work to the most bytes.
-CASES = ((1, 1), (64, 32), (2048, 16))
+logger = logging.getLogger(__name__)
+
 _DTYPE = DType.BF16
 _TIMEOUT_S = 120.0
 _MOST_ROWS_ON_CPU = 64
 # A client process moves a few GB/s; more of them than this would take the server's cores.
 _CORES_PER_CLIENT_PROCESS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """One comparison.
-
-    Attributes:
-        models: `echo`, which computes nothing, or presets.
-        cases: Rows and clients; every model and server is measured in each.
-        rounds: Measurements of each, whose medians count.
-        duration_s: Of one of them.
-        warm_up_s: Under load, before each.
-
-    Raises:
-        ConfigError: a model is none.
-    """
-
-    models: Sequence[str]
-    cases: Sequence[tuple[int, int]] = CASES
-    rounds: int = 3
-    duration_s: float = 3.0
-    warm_up_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        for model in self.models:
-            if model != ECHO and model not in PRESETS:
-                raise ConfigError(
-                    f"models: must be of {', '.join((ECHO, *PRESETS))}, one is {model!r}"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +58,6 @@ class Round:
     errors: int
 
 
-def parse_cases(text: str) -> tuple[tuple[int, int], ...]:
-    """Rows and clients of a text such as `1x1,64x32`.
-
-    Raises:
-        ConfigError: it is not of that form.
-    """
-    cases = []
-    for part in text.split(","):
-        found = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,4})", part.strip())
-        if found is None:
-            raise ConfigError(f"cases: must be like 1x1,64x32 (rows x clients), is {text!r}")
-        cases.append((int(found[1]), int(found[2])))
-    return tuple(cases)
-
-
 def compare(
     options: PeerOptions, progress: Callable[[str], None]
 ) -> tuple[list[dict[str, object]], list[str]]:
@@ -112,8 +69,8 @@ def compare(
     rows: list[dict[str, object]] = []
     left_out: list[str] = []
     for model in options.models:
-        cases, sentence = _cases(options, model)
-        left_out += sentence
+        cases, unmeasured = _cases(options, model)
+        left_out += unmeasured
         for server in servers(model):
             if not server.is_installed:
                 left_out.append(
@@ -124,7 +81,9 @@ def compare(
             try:
                 rows.extend(_measure_server(server, model, cases, options, progress))
             except StartError as error:
-                left_out.append(f"{server.name}, {model}: {error}")
+                logger.warning("%s", error)
+                sentence, _, _ = str(error).partition(":\n")  # the rest is its log
+                left_out.append(f"{model}: {sentence}")
     return rows, list(dict.fromkeys(left_out))
 
 

@@ -69,7 +69,9 @@ class PeerProcess:
             time.sleep(0.2)
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")[-2000:]
-        raise StartError(f"{self._name}: must answer within {_START_TIMEOUT_S:g} s:\n{text}")
+        raise StartError(
+            f"{self._name}: must start within {_START_TIMEOUT_S:g} s, did not:\n{text}"
+        )
 
     def cpu_s(self) -> float:
         """CPU time of all its processes that are alive."""

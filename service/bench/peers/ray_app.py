@@ -1,5 +1,6 @@
 """Ray Serve: `python -m service.bench.peers.ray_app PORT`."""
 
+import os
 import signal
 import sys
 
@@ -40,9 +41,13 @@ class MlpReplica:
 
 
 if __name__ == "__main__":
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4)
+    cores = os.cpu_count() or 1
+    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=2 * cores)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-    deployment = serve.deployment(max_ongoing_requests=ONGOING_REQUESTS)(MlpReplica)
+    # A replica gets as many threads of OpenMP as it reserves cores, by default one.
+    deployment = serve.deployment(
+        max_ongoing_requests=ONGOING_REQUESTS, ray_actor_options={"num_cpus": cores}
+    )(MlpReplica)
     serve.run(deployment.bind(), route_prefix="/mlp")
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     serve.shutdown()
