@@ -58,6 +58,9 @@ RAY_SERVE = PeerServer(
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # On busy cores its proxy takes longer to start than the 5 s after which it is killed.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
     },
 )
 
