@@ -17,6 +17,7 @@ from service import __version__
 from service.config import Settings, load_settings, parse_layers
 from service.engine.base import DType, Output
 from service.errors import ConfigError, StartError
+from service.load.options import Transport
 from service.log import configure_logging
 
 app = typer.Typer(
@@ -135,6 +136,9 @@ def load(
     layer: Annotated[int | None, typer.Option(help="Layer of the model.")] = None,
     output: Annotated[Output, typer.Option(help="Which tensor to ask for.")] = Output.MLP,
     dtype: Annotated[DType, typer.Option(help="Element type on the wire.")] = DType.BF16,
+    transport: Annotated[
+        Transport, typer.Option(help="shm: tensors in shared memory, on the service's own host.")
+    ] = Transport.HTTP,
     rows: Annotated[
         str, typer.Option(help="Rows per request, or a weighted mix: 1:0.7,64:0.25,512:0.05")
     ] = "1",
@@ -180,6 +184,7 @@ def load(
         layer=layer,
         output=output,
         dtype=dtype,
+        transport=transport,
         rows=parse_rows(rows),
         connections=connections,
         rate_per_s=rate_per_s,
@@ -216,15 +221,44 @@ app.add_typer(bench, name="bench", no_args_is_help=True)
 @bench.command("service")
 def bench_service(
     results: Annotated[
-        Path, typer.Option(help="Directory for cpu-service.csv and cpu-service.json.")
+        Path, typer.Option(help="Directory for <gpu>-service.csv and .json.")
     ] = Path("service/bench/results"),
+    peers: Annotated[
+        bool,
+        typer.Option(
+            help="Compare with LitServe, BentoML and Ray Serve instead, "
+            "as far as they are installed (tilemlp[bench-peers])."
+        ),
+    ] = False,
+    models: Annotated[
+        str,
+        typer.Option(help="For --peers, with commas: echo, which computes nothing, or presets."),
+    ] = "echo",
+    cases: Annotated[
+        str, typer.Option(help="For --peers: rows x clients, with commas.")
+    ] = "1x1,64x32,2048x16",
+    rounds: Annotated[int, typer.Option(min=1, help="For --peers: of each, medians count.")] = 3,
+    duration_s: Annotated[float, typer.Option(min=0.1, help="For --peers: of a round.")] = 3.0,
 ) -> None:
     """Measure what the service adds to a bare ASGI echo, with a stub for the engine."""
     from service.bench.service import run_service_bench
 
-    command = "tilemlp bench service"
     with _err.status("starting servers") as status:
-        lines = run_service_bench(results, command, status.update)
+        if peers:
+            from service.bench.kernel_options import recorded_command
+            from service.bench.peers.compare import run_peer_bench
+            from service.bench.peers.options import PeerOptions, parse_cases
+
+            options = PeerOptions(
+                models=tuple(models.split(",")),
+                cases=parse_cases(cases),
+                rounds=rounds,
+                duration_s=duration_s,
+            )
+            command = recorded_command(sys.argv[1:])
+            lines = run_peer_bench(options, results, command, status.update)
+        else:
+            lines = run_service_bench(results, "tilemlp bench service", status.update)
     for line in lines:
         typer.echo(line)
 

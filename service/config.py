@@ -127,6 +127,13 @@ class Settings(BaseSettings):
         description="Largest JSON text, sent or answered; beyond it 413.",
     )
 
+    client_shared_memory: bool = Field(
+        default=False,
+        description="Let clients on this host keep tensors in POSIX shared memory, by the Open "
+        "Inference Protocol's extension. Whoever may send requests can then have every object read "
+        "and written that this service may open in `/dev/shm`.",
+    )
+
     request_timeout_s: float = Field(
         default=0.0,
         ge=0,
@@ -179,6 +186,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_queue_bytes: must be at least max_body_bytes ({self.max_body_bytes}) "
                 f"for the largest body to be admitted, is {self.max_queue_bytes}"
+            )
+        if self.workers and self.client_shared_memory:
+            raise ValueError(
+                "client_shared_memory: must be off with workers, whose front ends cannot reach "
+                f"clients' regions, workers is {self.workers}"
             )
         if self.drain_delay_s >= self.shutdown_grace_s:
             raise ValueError(

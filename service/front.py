@@ -14,6 +14,7 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import ModelSpec
+from service.shared_memory import RegionTable
 
 
 class InProgress:
@@ -63,6 +64,7 @@ class Front(Protocol):
         health: Phase of the service and the last self-test's verdict.
         counts: Where the requests of this front end are counted.
         in_progress: Entered by every request until its answer is handed to the transport.
+        regions: Clients' shared memory; None where it is not allowed.
     """
 
     settings: Settings
@@ -70,6 +72,7 @@ class Front(Protocol):
     reason: str
     health: Health
     in_progress: InProgress
+    regions: RegionTable | None
 
     @property
     def counts(self) -> FrontCounts:
@@ -122,6 +125,9 @@ class Front(Protocol):
 
     def cancel(self, request: PendingRequest) -> None:
         """The client has left."""
+
+    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
+        """Bytes went `in` from clients' shared memory, or `out` to it."""
 
     async def scrape(self) -> bytes:
         """The text of /metrics."""

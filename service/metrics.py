@@ -31,6 +31,7 @@ REQUEST_BUCKETS = tuple(2.0**k for k in range(13))
 
 TRIGGERS = ("full", "idle", "delay", "drain", "retry")
 STAGES = ("receive", "decode", "queue", "h2d", "compute", "d2h", "encode")
+DIRECTIONS = ("in", "out")
 GPU_GAUGES = {
     "mlp_gpu_utilization_ratio": "Share of NVML's last sampling period in which a kernel ran.",
     "mlp_gpu_memory_used_bytes": "Memory in use on the GPU, by whichever process.",
@@ -162,6 +163,11 @@ class Metrics:
         self._busy = CounterFamily(
             "mlp_gpu_busy_seconds", "Seconds in which the device worked on batches."
         )
+        self._shared_memory = CounterFamily(
+            "mlp_shared_memory_moved_bytes",
+            "Bytes of inputs (in) and answers (out) in clients' shared memory.",
+            direction=DIRECTIONS,
+        )
         self._families: list[CounterFamily | HistogramFamily] = [
             value
             for value in vars(self).values()
@@ -204,6 +210,10 @@ class Metrics:
     def stage(self, stage: str, duration_s: float) -> None:
         """One stage of a request is over."""
         self._stages[stage].observe(duration_s)
+
+    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
+        """An input was taken from clients' memory, or an answer put there."""
+        self._shared_memory.children[direction,].value += nbytes
 
     def batch_started(self, trigger: str, tokens: int, requests: int) -> None:
         """A batch left the queue for the engine."""

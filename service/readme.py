@@ -5,7 +5,6 @@ A block stands between `<!-- name -->` and `<!-- /name -->`; what is between the
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 from service.bench.decode_table import decode_bench_table
 from service.bench.kernel_table import kernel_bench_table
 from service.bench.markdown import markdown_table
+from service.bench.peers.table import peer_tables
+from service.bench.service_results import ServiceResults
 from service.bench.stub import StubEngine
 from service.config import Settings
 from service.metrics import GPU_GAUGES
@@ -47,9 +48,7 @@ def metrics_table() -> str:
 
 def service_bench_table() -> str:
     """What `tilemlp bench service` last wrote, with where and how."""
-    about = json.loads((RESULTS / "cpu-service.json").read_text())
-    with (RESULTS / "cpu-service.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    about, found = ServiceResults(RESULTS, "cpu").added()
     loop = {tuple(entry[:4]): entry[4] for entry in about["loop_us_per_request"]}
     rows = []
     for one in found:
@@ -104,6 +103,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "service bench": service_bench_table,
+    "peers bench": lambda: peer_tables(RESULTS),
     "kernels bench": lambda: kernel_bench_table(RESULTS),
     "decode bench": lambda: decode_bench_table(RESULTS),
     "containers": container_sentence,

@@ -17,17 +17,20 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.batching.worker import EngineWorker
 from service.config import Settings
 from service.counts import FrontCounts
-from service.engine.base import Engine, LendsHostMemory, OnGpus
+from service.engine.base import Engine, LendsHostMemory, OnGpus, PinsHostMemory
 from service.errors import EngineDead, outcomes
 from service.front import InProgress
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 from service.nvml import GpuSampler
+from service.shared_memory import RegionTable
 
 logger = logging.getLogger(__name__)
 
 # Free slots kept for reuse: enough for a hundred 4 MiB bodies in flight.
 _ARENA_KEEP_BYTES = 512 << 20
+# Of the memory that the process may use, for pages of clients' sparse objects.
+_SHARED_MEMORY_SHARE = 0.5
 # For what nobody waits for any more, such as a warm-up or the batch of a client that left.
 _STOP_TIMEOUT_S = 3.0
 
@@ -44,6 +47,7 @@ class Runtime:
 
     Attributes:
         batcher: Exists from `start` on.
+        regions: Clients' shared memory; None where it is not allowed.
         in_progress: Entered by every request until its answer is handed to the transport.
         stopped: The engine is closed and its threads are idle.
     """
@@ -72,6 +76,13 @@ class Runtime:
             max_queue_tokens=settings.max_queue_tokens,
             max_queue_bytes=settings.max_queue_bytes,
         )
+        self._memory_bytes = memory_limit_bytes()
+        self.regions: RegionTable | None = None
+        if settings.client_shared_memory:
+            self.regions = RegionTable(
+                engine if isinstance(engine, PinsHostMemory) else None,
+                int(_SHARED_MEMORY_SHARE * self._memory_bytes),
+            )
         self.metrics = Metrics(
             outcomes=outcomes(),
             kernels=engine.kernels,
@@ -158,6 +169,10 @@ class Runtime:
         """Counts and total times for the v2 statistics document."""
         return self.metrics.statistics()
 
+    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
+        """Bytes went `in` from clients' shared memory, or `out` to it."""
+        self.metrics.shared_memory_moved(direction, nbytes)
+
     @property
     def counts(self) -> FrontCounts:
         """Where requests of this process are counted."""
@@ -176,6 +191,8 @@ class Runtime:
     async def stop(self) -> None:
         """End the background work and close the engine; a dead or hung engine is left alone."""
         self._gpu_sampler.stop()
+        if self.regions is not None:
+            self.regions.unregister_all()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -229,7 +246,7 @@ class Runtime:
 
     def _add_gauges(self) -> None:
         admission, health, metrics = self.admission, self.health, self.metrics
-        memory_bytes = memory_limit_bytes()
+        memory_bytes, regions = self._memory_bytes, self.regions
         for name, help_text, read in (
             (
                 "mlp_queue_requests",
@@ -257,6 +274,16 @@ class Runtime:
                 "mlp_engine_healthy",
                 "1 while the engine computes right.",
                 lambda: health.engine_healthy,
+            ),
+            (
+                "mlp_shared_memory_regions",
+                "Regions that clients have registered.",
+                lambda: regions.count if regions else 0,
+            ),
+            (
+                "mlp_shared_memory_bytes",
+                "Bytes in them.",
+                lambda: regions.nbytes if regions else 0,
             ),
             ("mlp_ready", "1 while requests are accepted.", lambda: health.ready),
         ):

@@ -34,6 +34,7 @@ GIVEN: dict[str, tuple[str, object]] = {
     "max_queue_delay_s": ("0.002", 0.002),
     "max_body_bytes": ("65536", 1 << 16),
     "max_json_bytes": ("4096", 4096),
+    "client_shared_memory": ("1", True),
     "request_timeout_s": ("2.5", 2.5),
     "receive_timeout_s": ("7", 7.0),
     "keep_alive_s": ("5", 5),
@@ -93,9 +94,13 @@ def test_every_setting_has_its_variable(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_all_variables_together(monkeypatch: pytest.MonkeyPatch):
-    for name, (text, _) in GIVEN.items():
+    # Clients' shared memory and workers exclude each other.
+    together = {name: given for name, given in GIVEN.items() if name != "client_shared_memory"}
+    for name, (text, _) in together.items():
         monkeypatch.setenv(f"MLP_{name.upper()}", text)
-    assert dict(load_settings()) == {name: value for name, (_, value) in GIVEN.items()}
+    found = dict(load_settings())
+    assert found.pop("client_shared_memory") is False
+    assert found == {name: value for name, (_, value) in together.items()}
 
 
 def test_a_flag_beats_a_variable_and_a_variable_the_default(monkeypatch: pytest.MonkeyPatch):
@@ -169,6 +174,12 @@ def test_all_that_is_wrong_is_said_at_once():
             {"max_body_bytes": 2048, "max_queue_bytes": 2048},
             "max_queue_bytes: must be at least max_body_bytes (2048) for the largest body to be "
             "admitted, is 2047",
+        ),
+        (
+            {"workers": 2, "client_shared_memory": True},
+            {"workers": 0, "client_shared_memory": True},
+            "client_shared_memory: must be off with workers, whose front ends cannot reach "
+            "clients' regions, workers is 2",
         ),
         (
             {"drain_delay_s": 2.0, "shutdown_grace_s": 2.0},

@@ -47,11 +47,19 @@ RULES = {
     "engine": Row("kernels errors", "torch safetensors numpy"),
     "batching": Row("engine.base errors metrics"),
     "wire": Row("engine.base errors", "numpy"),
+    "wire.window": Row(),
+    "shared_region": Row("wire.window engine.base errors"),
+    "shared_memory": Row("shared_region wire.window engine.base errors"),
     "nvml": Row("engine.base", "pynvml"),
     # What the routes know of the service, whichever process it runs in.
-    "front": Row("batching engine.base config counts errors"),
-    "runtime": Row("front batching nvml engine.base config counts errors memory_limit metrics"),
-    "routes": Row("front wire batching engine.base config errors", "fastapi starlette"),
+    "front": Row("batching shared_memory engine.base config counts errors"),
+    "runtime": Row(
+        "front batching shared_memory nvml engine.base config counts errors memory_limit metrics"
+    ),
+    "routes": Row(
+        "front shared_memory shared_region wire batching engine.base config errors",
+        "fastapi starlette",
+    ),
     "app": Row("routes front config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
     "http_direct": Row("http_protocol", "httptools starlette"),
@@ -60,19 +68,27 @@ RULES = {
     "workers": Row(
         "http_server runtime batching engine.base config counts errors metrics", "uvicorn"
     ),
-    "workers.remote": Row("workers front batching config counts errors"),
+    "workers.remote": Row("workers front shared_memory batching config counts errors"),
     "workers.front_end": Row("workers http_server http_direct errors log"),
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),
     # uvicorn is also the bare server that the service is compared with.
+    # Apps of other servers, each with its framework; and what runs and shows them.
+    "bench.peers": Row(
+        "bench load engine errors",
+        "litserve bentoml _bentoml_sdk ray fastapi starlette numpy torch matplotlib",
+    ),
     "bench": Row(
         "load server engine kernels config errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
-    "readme": Row("bench runtime config errors metrics"),
-    "cli": Row("server doctor load bench engine kernels config errors log", "typer rich pydantic"),
+    "readme": Row("bench.peers bench runtime config errors metrics"),
+    "cli": Row(
+        "server doctor load bench.peers bench engine kernels config errors log",
+        "typer rich pydantic",
+    ),
     "__main__": Row("cli"),
 }
 

@@ -50,6 +50,9 @@ PROMISED: dict[str, tuple[str, dict[str, set[str]]]] = {
     "mlp_memory_limit_bytes": ("gauge", {}),
     "mlp_engine_healthy": ("gauge", {}),
     "mlp_ready": ("gauge", {}),
+    "mlp_shared_memory_moved_bytes": ("counter", {"direction": {"in", "out"}}),
+    "mlp_shared_memory_regions": ("gauge", {}),
+    "mlp_shared_memory_bytes": ("gauge", {}),
 }
 BUILD_LABELS = {"version", "backend", "device", "model", "python", "reason"}
 

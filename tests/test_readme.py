@@ -40,9 +40,12 @@ def test_there_is_an_example_for_curl_httpx_tritonclient_and_load() -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Address of a server as `make serve` starts it, and the directory that all blocks share."""
+    """Address of a server as `make serve` starts it, and the directory that all blocks share.
+
+    With what one of the blocks says that it needs.
+    """
     folder = tmp_path_factory.mktemp("readme")
-    with ServerProcess(folder / "server.log") as server:
+    with ServerProcess(folder / "server.log", client_shared_memory=1) as server:
         yield server.url.removeprefix("http://"), folder
 
 

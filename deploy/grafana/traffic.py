@@ -97,6 +97,24 @@ def traffic() -> Panels:
             "short",
             (f"sum({rate('mlp_tokens_total')})", "tokens per second"),
         ),
+        lines(
+            "Shared memory traffic",
+            "Inputs taken from clients' shared memory, and answers put there, instead of sent.",
+            "Bps",
+            (
+                f"sum by (direction) ({rate('mlp_shared_memory_moved_bytes_total')})",
+                "{{direction}}",
+            ),
+        ),
+        lines(
+            "Shared memory per region",
+            "Mean size of the regions that clients have registered.",
+            "bytes",
+            (
+                f"mlp_shared_memory_bytes{{{ONE}}} / mlp_shared_memory_regions{{{ONE}}}",
+                "{{instance}}",
+            ),
+        ),
     ]
 
 

@@ -7,6 +7,7 @@ and an arena slot until it is over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from service.errors import QueueFull
@@ -95,10 +96,11 @@ class Lease:
     reads it any more (`release`); each happens once, however often it is asked for.
     """
 
-    __slots__ = ("_admission", "_nbytes", "_queued", "_tokens", "slot")
+    __slots__ = ("_admission", "_at_end", "_nbytes", "_queued", "_tokens", "slot")
 
     def __init__(self, admission: Admission, slot: Slot, tokens: int, nbytes: int) -> None:
         self._admission = admission
+        self._at_end: list[Callable[[], None]] = []
         self._tokens = tokens
         self._nbytes = nbytes
         self._queued = True
@@ -113,6 +115,10 @@ class Lease:
         self._admission.reserve(tokens - self._tokens, nbytes - self._nbytes)
         self._tokens, self._nbytes = tokens, nbytes
 
+    def another_slot(self, nbytes: int) -> Slot:
+        """A slot besides, which is for the caller to release."""
+        return self._admission.acquire(nbytes)
+
     def exchange_slot(self, nbytes: int) -> None:
         """Hold a slot of another size instead of the body's; its content is undefined.
 
@@ -122,6 +128,10 @@ class Lease:
         slot = self._admission.acquire(nbytes)
         self.slot.release()
         self.slot = slot
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Have it called once, when the engine has nothing to do with the request any more."""
+        self._at_end.append(callback)
 
     def settle(self, tokens: int, nbytes: int) -> None:
         """Correct the estimates once the body is decoded; never up."""
@@ -141,3 +151,5 @@ class Lease:
         """Return budget and slot: the request is over."""
         self.start()
         self.slot.release()
+        while self._at_end:
+            self._at_end.pop()()

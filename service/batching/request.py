@@ -54,7 +54,7 @@ class Answer:
 
     Attributes:
         data: [tokens, width] in the request's output dtype, in memory that belongs to this answer
-            alone for as long as anybody can see it.
+            alone for as long as anybody can see it; or where the request wanted it.
         kernel: The gate/up kernel that ran; `none` where there was nothing to compute.
         batch_tokens: Rows of the batch that this request was part of.
         queue_s: From joining the queue to the start of the batch.
@@ -124,9 +124,9 @@ class PendingRequest:
         self.dtype = dtype
         self.output_dtype = output_dtype
         self.output_nbytes = output_nbytes
+        self.output_data = output_data
         self.lease = lease
         self.deadline = deadline
-        self.output_data = output_data
         self.arrival = 0.0
         self.started = 0.0
         self.state = State.QUEUED

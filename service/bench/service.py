@@ -6,8 +6,6 @@ machine drift by more than the difference; medians over rounds are reported.
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 import statistics
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from service.bench.clients import run_round
 from service.bench.environment import describe_environment
 from service.bench.processes import MeasuredServer
+from service.bench.service_results import STUB, ServiceResults
 from service.bench.stub import HIDDEN_SIZE
 from service.metrics import Metrics
 
@@ -26,21 +25,6 @@ ROW_BYTES = 2 * HIDDEN_SIZE
 CASES = ((1, 1), (1, 16), (64, 16), (2340, 1), (2340, 8))
 # Front ends in processes of their own, as far as there are cores for them and for clients.
 _WORKERS = (0, 1, 2, 4, 8)
-_COLUMNS = [
-    "server",
-    "workers",
-    "transport",
-    "model",
-    "rows",
-    "clients",
-    "requests_per_s",
-    "gbytes_per_s",
-    "p50_us",
-    "p99_us",
-    "cpu_ms_per_request",
-    "gpu_busy",
-    "errors",
-]
 _ROUND_S = 1.0
 _ROUNDS = 5
 _SOAK_REQUESTS = 50_000
@@ -68,7 +52,7 @@ class Measured:
             "server": self.server,
             "workers": self.workers,
             "transport": "http",
-            "model": "stub",
+            "model": STUB,
             "rows": self.rows,
             "clients": self.clients,
             "requests_per_s": round(self.requests_per_s),
@@ -97,11 +81,6 @@ def run_service_bench(results: Path, command: str, progress: Callable[[str], Non
         for server in servers:
             server.__exit__()
     metrics_us = _metrics_us_per_request()
-    results.mkdir(parents=True, exist_ok=True)
-    with (results / "cpu-service.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(one.row() for one in measured)
     summary = {
         **describe_environment(command),
         "rounds": _ROUNDS,
@@ -113,7 +92,7 @@ def run_service_bench(results: Path, command: str, progress: Callable[[str], Non
         "soak_requests": _SOAK_REQUESTS,
         "soak_growth_bytes": growth,
     }
-    (results / "cpu-service.json").write_text(json.dumps(summary, indent=1) + "\n")
+    ServiceResults(results, "cpu").replace_added(summary, [one.row() for one in measured])
     return _table(measured, metrics_us, growth)
 
 

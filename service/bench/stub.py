@@ -1,7 +1,7 @@
 """Servers to measure: the service around an engine that costs nothing, and a bare echo.
 
-`python -m service.bench.stub tilemlp` and `… echo` listen on a free port and print it as the
-server's log does. Both answer a body with the same body.
+`python -m service.bench.stub tilemlp` and `… echo` listen on a free port, or on one that is named
+behind that, and print it as the server's log does. Both answer a body with the same body.
 """
 
 from __future__ import annotations
@@ -56,22 +56,25 @@ async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:  # noqa:
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    rows = len(body) // (2 * HIDDEN_SIZE)
     headers = [
         (b"content-type", b"application/octet-stream"),
+        (b"x-tensor-shape", b"%d,%d" % (rows, HIDDEN_SIZE)),
+        (b"x-tensor-dtype", b"bf16"),
         (b"content-length", b"%d" % len(body)),
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def main(server: str) -> int:
-    """Run one of the two until SIGTERM."""
+def main(server: str, port: int = 0) -> int:
+    """Run one of the two until SIGTERM; port 0 picks a free one."""
     configure_logging("info")
     if server == "tilemlp":
-        return serve(load_settings(port=0, drain_delay_s=0.0), StubEngine())
+        return serve(load_settings(port=port, drain_delay_s=0.0), StubEngine())
     uvicorn.run(
         echo,
-        port=0,
+        port=port,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -83,4 +86,4 @@ def main(server: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -72,7 +72,7 @@ class Segment:
 
     Attributes:
         input: [tokens, hidden_size] of `input_dtype`, C order, little-endian. Lies in a slot that
-            is reused after the batch: an engine must not keep it.
+            is reused after the batch, or in memory of a client: an engine must not keep it.
         output: Writable, [tokens, width] of `output_dtype`; belongs to this request alone.
     """
 
@@ -190,3 +190,26 @@ class LendsHostMemory(Protocol):
 
     def allocate_host(self, nbytes: int) -> Buffer:
         """Writable host memory that the device reads fast; freed when it is dropped."""
+
+
+@runtime_checkable
+class PinsHostMemory(Protocol):
+    """What an engine may have besides; asked for with isinstance.
+
+    Segments of pinned memory, of the model's dtype and of `direct_bytes` or more are copied by the
+    device, and no processor's instruction touches them.
+    """
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is resident."""
+
+    @property
+    def direct_bytes(self) -> int:
+        """The least bytes of an input or output that the device copies by itself."""
+
+    def pin(self, memory: memoryview) -> bool:
+        """Page-lock somebody else's memory; False where that fails. Any thread may call it."""
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`, once no batch has to do with the memory any more."""

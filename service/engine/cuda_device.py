@@ -56,6 +56,27 @@ class CudaDevice:
         """Whether host memory is page-locked, by whomever."""
         return tensor.is_pinned()
 
+    def pin(self, memory: torch.Tensor) -> None:
+        """Page-lock host memory that somebody else allocated, from any thread.
+
+        Raises:
+            RuntimeError: CUDA refuses.
+        """
+        with torch.cuda.device(self.device):
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            status = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+            torch.cuda.check_error(int(status))
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        """Undo `pin`.
+
+        Raises:
+            RuntimeError: CUDA refuses.
+        """
+        with torch.cuda.device(self.device):
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(int(cudart.cudaHostUnregister(memory.data_ptr())))
+
     def event(self) -> torch.cuda.Event:
         """For waiting."""
         return torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 import torch
 
 from service.engine.base import Batch, BatchReport, Buffer, DType, Gpu, ModelSpec, Output, Segment
-from service.engine.buckets import find_bucket, plan_buckets
+from service.engine.buckets import GRAPH_BYTES, find_bucket, plan_buckets
 from service.engine.cuda_device import CudaDevice
 from service.engine.dispatch import KERNEL1, KERNEL2
 from service.engine.faults import device_faults
@@ -40,7 +40,7 @@ SLOTS = 2
 
 
 class FusedEngine:
-    """Implements `service.engine.base.Engine`, `OnGpus` and `LendsHostMemory`."""
+    """Implements `service.engine.base.Engine`, `OnGpus`, `LendsHostMemory`, `PinsHostMemory`."""
 
     def __init__(
         self, model: ResidentModel, device: CudaDevice, gate_up: GateUp, slots: int = SLOTS
@@ -113,6 +113,24 @@ class FusedEngine:
             # Slower to copy from, but memory all the same.
             logger.warning("%d bytes could not be pinned: %s", nbytes, error)
             return bytearray(nbytes)
+
+    @property
+    def direct_bytes(self) -> int:
+        """More than any graph copies: its batches pass through staging, which the CPU fills."""
+        return GRAPH_BYTES + 1
+
+    def pin(self, memory: memoryview) -> bool:
+        """Page-lock memory that a client shares."""
+        try:
+            self._device.pin(torch.frombuffer(memory, dtype=torch.uint8))
+        except RuntimeError as error:
+            logger.warning("%d shared bytes could not be pinned: %s", memory.nbytes, error)
+            return False
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        """Let the pages go."""
+        self._device.unpin(torch.frombuffer(memory, dtype=torch.uint8))
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Allocate, load every kernel, capture the graphs, record the self-test's answers.

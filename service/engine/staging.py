@@ -1,8 +1,8 @@
 """Rows between a batch's segments and the device, through small pieces of pinned memory.
 
-A copy is asynchronous only where its host side is pinned. Large inputs that lie in pinned memory
-are copied from where they are; the rest, and every answer, passes through pieces that are reused:
-while one is copied over PCIe, the next is filled or emptied. Element types are converted there, so
+A copy is asynchronous only where its host side is pinned. Large inputs and answers in pinned memory
+are copied from and to where they are; the rest passes through pieces that are reused: while one is
+copied over PCIe, the next is filled or emptied. Element types are converted there, so
 only the resident type crosses the bus.
 """
 
@@ -174,6 +174,7 @@ class Download:
             widest: Columns of the widest answer.
         """
         self.pieces = Pieces(device, TORCH_DTYPES[dtype], widest)
+        self._device = device
         self._dtype = dtype
 
     def empty_piece(self, segments: Sequence[Segment], width: int) -> None:
@@ -196,30 +197,57 @@ class Download:
         Returns:
             Seconds of host time after the last copy had ended.
         """
-        tokens, width = source.shape
+        width = source.shape[1]
         capacity = self.pieces.capacity(width)
-        blocks = [(first, min(first + capacity, tokens)) for first in range(0, tokens, capacity)]
         starts = [0, *accumulate(segment.tokens for segment in segments)]
+        blocks = [
+            (first, min(first + capacity, until))
+            for start, until in self._send_direct(source, segments, starts)
+            for first in range(start, until, capacity)
+        ]
+        ends = [None] * (len(blocks) - 1) + [end]
         for index in range(min(PIECES, len(blocks))):
-            self._fetch(index, source, *blocks[index], end)
+            self._fetch(index, source, *blocks[index], ends[index])
+        if not blocks:
+            end.record()
+            end.synchronize()
+            return 0.0
         for index, (first, last) in enumerate(blocks):
             self.pieces.events[index % PIECES].synchronize()
             arrived = time.perf_counter()
             for part, row, count, at in _parts(starts, first, last):
                 self._deliver(index % PIECES, at, segments[part], row, count, width)
             if index + PIECES < len(blocks):
-                self._fetch(index + PIECES, source, *blocks[index + PIECES], end)
+                after = index + PIECES
+                self._fetch(after, source, *blocks[after], ends[after])
         end.synchronize()
         return time.perf_counter() - arrived
 
+    def _send_direct(
+        self, source: torch.Tensor, segments: Sequence[Segment], starts: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Enqueue the copies of large answers in pinned memory; yields the rows between them."""
+        rest = 0
+        for segment, first in zip(segments, starts, strict=False):
+            if segment.output_dtype is not self._dtype or segment.output.nbytes < DIRECT_BYTES:
+                continue
+            rows = as_rows(segment.output, segment.output_dtype, source.shape[1])
+            if self._device.is_pinned(rows):
+                rows.copy_(source[first : first + len(rows)], non_blocking=True)
+                if rest < first:
+                    yield rest, first
+                rest = first + len(rows)
+        if rest < len(source):
+            yield rest, len(source)
+
     def _fetch(
-        self, index: int, source: torch.Tensor, first: int, last: int, end: torch.cuda.Event
+        self, index: int, source: torch.Tensor, first: int, last: int, end: torch.cuda.Event | None
     ) -> None:
-        """Enqueue the copy of one block of rows into its piece."""
+        """Enqueue the copy of one block of rows into its piece; the last one records `end`."""
         piece = self.pieces.rows(index % PIECES, last - first, source.shape[1])
         piece.copy_(source[first:last], non_blocking=True)
         self.pieces.events[index % PIECES].record()
-        if last == len(source):
+        if end is not None:
             end.record()
 
     def _deliver(  # noqa: PLR0917 - called for every segment

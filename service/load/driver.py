@@ -19,6 +19,7 @@ from service.load.payloads import Payload, make_mix
 from service.load.plan import Plan
 from service.load.reader import Answer
 from service.load.tally import Tally
+from service.load.transport import TensorTransport
 
 _NS = 1_000_000_000
 # How late a timeout may be noticed, and how long after its last answer a load may end.
@@ -44,8 +45,9 @@ class _Sent:
 class Driver(ABC):
     """Keeps connections, sends what the loop decides, judges and counts what comes back."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, transport: TensorTransport) -> None:
         self.plan = plan
+        self._tensors = transport
         self.tally = Tally()
         self.measure_ns = 0
         self.end_ns = 0
@@ -123,13 +125,17 @@ class Driver(ABC):
         """Send a request that was due at that time."""
         self._in_flight[connection] = _Sent(payload, due_ns, time.monotonic_ns())
         self.tally.sent += 1
-        connection.send(payload.request)
+        connection.send(self._tensors.outgoing(connection, payload))
 
     # What follows is called by connections.
 
     def answered(self, connection: Connection, answer: Answer) -> None:
         """Judge an answer and go on."""
-        self._judge(self._in_flight.pop(connection), answer)
+        sent = self._in_flight.pop(connection)
+        if answer.status == 200:
+            answer = self._tensors.incoming(connection, answer)
+        self._judge(sent, answer)
+        self._tensors.ended(connection)
         pause_s = 0.0 if answer.status == 200 else retry_after_s(answer)
         if connection.is_open:
             self.free(connection, pause_s)
@@ -139,6 +145,7 @@ class Driver(ABC):
     def failed(self, connection: Connection, fault: Fault, message: str) -> None:
         """Count what went wrong."""
         self._in_flight.pop(connection, None)
+        self._tensors.ended(connection)
         self.tally.note_fault(fault, message)
         self._replace(connection)
 

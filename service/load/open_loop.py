@@ -11,6 +11,7 @@ from service.load.driver import Driver
 from service.load.faults import Fault
 from service.load.payloads import Payload
 from service.load.plan import Plan, poisson_arrivals_ns
+from service.load.transport import TensorTransport
 
 
 class OpenLoop(Driver):
@@ -19,8 +20,8 @@ class OpenLoop(Driver):
     `Retry-After` is not honoured: independent users do not know of each other's rejections.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, transport: TensorTransport) -> None:
+        super().__init__(plan, transport)
         assert plan.rate_per_s is not None
         self._arrivals = poisson_arrivals_ns(plan.rate_per_s, plan.seed)
         self._idle: deque[Connection] = deque()

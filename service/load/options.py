@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -15,6 +16,15 @@ RowMix: TypeAlias = tuple[tuple[int, float], ...]
 _MAX_ROWS = 1 << 20
 _MAX_CONNECTIONS = 1 << 14
 _MAX_PROCESSES = 256
+
+
+class Transport(Enum):
+    """How tensors get to the service and back."""
+
+    HTTP = "http"
+    """In bodies of requests and answers to `/mlp`."""
+    SHM = "shm"
+    """In shared memory of the service's own host; requests are the Open Inference Protocol's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class LoadOptions:
         layer: Layer of the model; None leaves the choice to the service.
         output: Which tensor to ask for.
         dtype: Element type on the wire, both ways.
+        transport: How tensors get to the service and back.
         rows: Tokens per request, as (tokens, weight) pairs with positive weights of any sum.
         connections: Connections in all; in the closed loop also the requests in flight.
         rate_per_s: Open loop: mean arrivals per second of a Poisson process. None is the closed
@@ -67,6 +78,7 @@ class LoadOptions:
     layer: int | None = None
     output: Output = Output.MLP
     dtype: DType = DType.BF16
+    transport: Transport = Transport.HTTP
     rows: RowMix = ((1, 1.0),)
     connections: int = 8
     rate_per_s: float | None = None

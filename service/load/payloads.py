@@ -31,12 +31,14 @@ class Payload:
         rows: Tokens in the body.
         request: Head and body as sent: the body is [rows, hidden_size] of the wire's dtype.
         body_bytes: Length of the body alone.
+        model: Served name.
     """
 
     index: int
     rows: int
     request: bytes
     body_bytes: int
+    model: str
 
 
 def make_payloads(options: LoadOptions, model: str, hidden_size: int) -> tuple[Payload, ...]:
@@ -49,7 +51,7 @@ def make_payloads(options: LoadOptions, model: str, hidden_size: int) -> tuple[P
         for _ in range(min(_MOST_PER_ROW_COUNT, max(_LEAST_PER_ROW_COUNT, affordable))):
             body = encode(rng.standard_normal((rows, hidden_size), dtype=np.float32), options.dtype)
             request = mlp_head(options, model, len(body)) + body
-            payloads.append(Payload(len(payloads), rows, request, len(body)))
+            payloads.append(Payload(len(payloads), rows, request, len(body), model))
     return tuple(payloads)
 
 

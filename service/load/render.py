@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.load.options import LoadOptions
+from service.load.options import LoadOptions, Transport
 from service.load.report import LoadReport, LoadResult, Quantiles
 
 # A client process this busy measures itself rather than the service.
@@ -42,7 +42,7 @@ def describe_conditions(report: LoadReport) -> list[str]:
     return [
         f"{report.model}{layer} → {options.output.value}, {options.dtype.value} "
         f"[{_describe_rows(options)}, {report.hidden_size}] → [·, {report.width}] "
-        f"at {options.address.authority}{options.address.prefix}",
+        f"at {options.address.authority}{options.address.prefix}{_describe_transport(options)}",
         f"{loop} from {processes}, {options.duration_s:g} s after {options.warm_up_s:g} s of "
         f"warm-up, seed {options.seed}, {report.date_utc[:10]}",
     ]
@@ -58,6 +58,10 @@ def format_time(seconds: float) -> str:
 def _three_digits(value: float) -> str:
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{decimals}f}"
+
+
+def _describe_transport(options: LoadOptions) -> str:
+    return ", tensors in shared memory" if options.transport is Transport.SHM else ""
 
 
 def _describe_rows(options: LoadOptions) -> str:

@@ -13,6 +13,7 @@ from service.load.driver import OnReport
 from service.load.open_loop import OpenLoop
 from service.load.plan import Plan
 from service.load.tally import Tally
+from service.load.transport import open_transport
 
 _Result = TypeVar("_Result")
 
@@ -46,7 +47,9 @@ def run_plan(
 async def _run(
     plan: Plan, on_ready: Callable[[], None] | None, on_report: OnReport | None
 ) -> Tally:
-    driver = ClosedLoop(plan) if plan.rate_per_s is None else OpenLoop(plan)
+    transport = await open_transport(plan)
+    kind = ClosedLoop if plan.rate_per_s is None else OpenLoop
+    driver = kind(plan, transport)
     # Payloads and modules are here to stay; walking them would be pauses that look like latency.
     gc.collect()
     gc.freeze()
@@ -57,5 +60,6 @@ async def _run(
         await driver.run(on_report)
     finally:
         await driver.close()
+        await transport.close()
         gc.unfreeze()
     return driver.tally

@@ -16,6 +16,7 @@ from service.front import Front
 from service.routes.access import expected_key, require_key
 from service.routes.health import health_answer
 from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
+from service.routes.shared_memory import shared_memory_router
 from service.routes.target import resolve_layer, resolve_model
 from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
 from service.wire.media import answer_encoding
@@ -84,11 +85,13 @@ class V2Head:
             request.output,
             answer_dtype(request),
             None if request.timeout_us is None else request.timeout_us / 1e6,
+            request.source,
+            request.target,
         )
 
     def answers_json(self) -> bool:
         """As the request's outputs and parameters say."""
-        return not self._request.binary_output
+        return not self._request.binary_output and self._request.target is None
 
     def written_bytes(self, answer_bytes: int) -> int:
         """All of a JSON or compressed answer."""
@@ -129,6 +132,7 @@ def v2_router(front: Front) -> APIRouter:
         return health_answer(front, "ready", front.health.ready)
 
     router.include_router(_documents(front), dependencies=[Depends(guard)])
+    router.include_router(shared_memory_router(front), dependencies=[Depends(guard)])
     return router
 
 
@@ -138,7 +142,11 @@ def _documents(front: Front) -> APIRouter:
     @router.get("/v2", summary="Server metadata")
     async def server() -> dict[str, Any]:
         return server_metadata(
-            __version__, backend=front.backend, device=front.device, reason=front.reason
+            __version__,
+            shared_memory=front.regions is not None,
+            backend=front.backend,
+            device=front.device,
+            reason=front.reason,
         )
 
     # Before the routes with {model}, or "stats" would be taken for a model's name.

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from service.batching.admission import Lease
 from service.batching.request import Answer, Holding, PendingRequest
 from service.engine.base import DType, Output
 from service.errors import OUTCOME_OK, Cancelled, ServiceError, TooLarge, Unavailable
@@ -43,9 +44,11 @@ from service.routes.replies import (
     header_text,
     internal_error,
 )
+from service.routes.shared_tensors import SharedTensors
 from service.wire.compression import inflate
 from service.wire.media import Encoding, parse_content_encoding
 from service.wire.tensor import WireTensor
+from service.wire.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ class Job:
         output_dtype: Element type in which the engine writes the answer.
         timeout_s: Longest wait in the queue that this request allows; None leaves it to the
             service.
+        source: Where in shared memory the tensor's data lies; None where it came with the body.
+        target: Where in shared memory the answer goes.
     """
 
     tensor: WireTensor
@@ -87,6 +92,8 @@ class Job:
     output: Output
     output_dtype: DType
     timeout_s: float | None
+    source: Window | None = None
+    target: Window | None = None
 
 
 class Head(Protocol):
@@ -202,20 +209,20 @@ class TensorEndpoint:
         scope: Scope,
         receive: Receive,
     ) -> tuple[Job, Answer]:
-        front = self._front
+        shared = SharedTensors(self._front)
         try:
-            began = time.perf_counter()
-            body = await self._receive(scope, receive, lease, encoding)
-            received = time.perf_counter()
-            front.counts.stage("receive", received - began)
-            job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
-            self._validate(head, job)
-            front.counts.stage("decode", time.perf_counter() - received)
-            request = self._pending(job, lease, len(body))
-        except BaseException:
-            lease.release()
-            raise
-        return job, await self._answer(request, receive)
+            try:
+                job, request = await self._take(
+                    head, encoding, lease, shared, scope=scope, receive=receive
+                )
+            except BaseException:
+                lease.release()
+                raise
+            answer = await self._answer(request, receive)
+            await shared.write(answer.data)
+        finally:
+            shared.close()
+        return job, answer
 
     async def _encode(self, head: Head, job: Job, answer: Answer, request_id: bytes) -> Reply:
         began = time.perf_counter()
@@ -232,6 +239,40 @@ class TensorEndpoint:
             await reply.send(send)
         else:
             await reply.send_held(send, direct, self._front.settings.receive_timeout_s)
+
+    async def _take(
+        self,
+        head: Head,
+        encoding: Encoding | None,
+        lease: Holding,
+        shared: SharedTensors,
+        *,
+        scope: Scope,
+        receive: Receive,
+    ) -> tuple[Job, PendingRequest]:
+        """Receive, decode and validate: all that comes before the queue."""
+        front = self._front
+        began = time.perf_counter()
+        body = await self._receive(scope, receive, lease, encoding)
+        received = time.perf_counter()
+        front.counts.stage("receive", received - began)
+        job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
+        self._validate(head, job)
+        data = memoryview(job.tensor.data)
+        nbytes = len(body)
+        if job.source is not None or job.target is not None:
+            tokens, dtype = job.tensor.tokens, job.tensor.dtype
+            shared.open(job.source, job.target, self._answer_bytes(job))
+            limit = front.settings.max_body_bytes
+            # Regions are only there where leases are of this process.
+            assert isinstance(lease, Lease)
+            found = await shared.read(lease, tokens, dtype, limit)
+            if found is not None:
+                data, nbytes = found, found.nbytes
+            shared.place(lease, job.output_dtype)
+        request = self._pending(job, lease, data, nbytes, shared.output)
+        front.counts.stage("decode", time.perf_counter() - received)
+        return job, request
 
     async def _receive(
         self, scope: Scope, receive: Receive, lease: Holding, encoding: Encoding | None
@@ -275,22 +316,28 @@ class TensorEndpoint:
                 "(MLP_MAX_JSON_BYTES)"
             )
 
-    def _pending(self, job: Job, lease: Holding, body_bytes: int) -> PendingRequest:
-        tensor, model = job.tensor, self._front.model
-        tokens = tensor.tokens
-        lease.settle(tokens, body_bytes)
+    def _answer_bytes(self, job: Job) -> int:
+        width = self._front.model.width(job.output)
+        return job.tensor.tokens * width * job.output_dtype.itemsize
+
+    def _pending(
+        self, job: Job, lease: Holding, data: memoryview, nbytes: int, output: memoryview | None
+    ) -> PendingRequest:
+        tokens = job.tensor.tokens
+        lease.settle(tokens, nbytes)
         timeouts = [t for t in (self._front.settings.request_timeout_s, job.timeout_s) if t]
         deadline = time.monotonic() + min(timeouts) if timeouts else None
         return PendingRequest(
             layer=job.layer,
             output=job.output,
             tokens=tokens,
-            data=memoryview(tensor.data),
-            dtype=tensor.dtype,
+            data=data,
+            dtype=job.tensor.dtype,
             output_dtype=job.output_dtype,
-            output_nbytes=tokens * model.width(job.output) * job.output_dtype.itemsize,
+            output_nbytes=self._answer_bytes(job),
             lease=lease,
             deadline=deadline,
+            output_data=output,
         )
 
     async def _answer(self, request: PendingRequest, receive: Receive) -> Answer:

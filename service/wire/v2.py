@@ -1,7 +1,8 @@
 """The Open Inference Protocol v2 with the binary tensor extension: infer requests and answers.
 
 A body is a JSON header, directly followed by the bytes of each binary tensor; the HTTP header
-`Inference-Header-Content-Length` says where the JSON ends. Models have the input `x` and the
+`Inference-Header-Content-Length` says where the JSON ends. Or a tensor lies in shared memory, and
+does not cross the wire. Models have the input `x` and the
 outputs `mlp` and `gated`, of which a request gets one.
 """
 
@@ -17,8 +18,9 @@ from service.wire.json_text import format_rows, load_json
 from service.wire.quoting import quote
 from service.wire.raw import decode_raw
 from service.wire.tensor import WireTensor
-from service.wire.v2_fields import Object, member, only_entry, parameters_of
+from service.wire.v2_fields import Object, member, only_entry, parameters_of, window_of
 from service.wire.v2_input import DATATYPES, decode_input
+from service.wire.window import Window
 
 MODEL_VERSION = "1"
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -36,6 +38,8 @@ class V2Request:
         binary_output: Whether the answer's tensor follows the JSON as bytes.
         layer: Which layer; None where the request does not say.
         timeout_us: Longest wait in microseconds; None for the server's default.
+        source: Where the input's data lies in shared memory; `tensor` has none then.
+        target: Where in shared memory the answer's tensor goes; it is in the answer otherwise.
     """
 
     tensor: WireTensor
@@ -44,6 +48,8 @@ class V2Request:
     binary_output: bool
     layer: int | None
     timeout_us: int | None
+    source: Window | None = None
+    target: Window | None = None
 
 
 def parse_header_length(value: str | None, content_length: int | None) -> int | None:
@@ -94,14 +100,17 @@ def decode_v2(
     if not isinstance(header, dict):
         raise InvalidRequest(f"JSON: must be an object, is {quote(header)}")
     parameters = parameters_of(header, "")
-    output, binary_output = _select_output(header, parameters)
+    output, binary_output, target = _select_output(header, parameters)
+    tensor, source = decode_input(header, body[header_length:], model.hidden_size)
     return V2Request(
-        decode_input(header, body[header_length:], model.hidden_size),
+        tensor,
         member(header, "id", str, "") or None,
         output,
         binary_output,
         _parse_layer(parameters),
         _parse_timeout(parameters),
+        source,
+        target,
     )
 
 
@@ -112,12 +121,15 @@ def _validate_header_length(length: int, body_bytes: int) -> None:
         )
 
 
-def _select_output(header: Object, parameters: Object) -> tuple[Output, bool]:
-    """The output and whether it comes back binary: the entry decides, then the request."""
+def _select_output(header: Object, parameters: Object) -> tuple[Output, bool, Window | None]:
+    """The output, whether it comes back binary, and where in shared memory it goes if it does not.
+
+    Of the first two, the entry decides, then the request.
+    """
     binary = member(parameters, "binary_data_output", bool, "parameters.") or False
     fields = only_entry(header, "outputs")
     if fields is None:
-        return Output.MLP, binary
+        return Output.MLP, binary, None
     name = member(fields, "name", str, "outputs[0].")
     output = _OUTPUTS.get(name or "")
     if output is None:
@@ -128,7 +140,14 @@ def _select_output(header: Object, parameters: Object) -> tuple[Output, bool]:
     if own.get("classification"):
         raise InvalidRequest("outputs[0].parameters.classification: is not supported")
     asked = member(own, "binary_data", bool, "outputs[0].parameters.")
-    return output, binary if asked is None else asked
+    target = window_of(own, "outputs[0].parameters.")
+    if target is not None:
+        if asked:
+            raise InvalidRequest(
+                "outputs[0].parameters: must have one of binary_data and shared_memory_region"
+            )
+        return output, False, target
+    return output, binary if asked is None else asked, None
 
 
 def _parse_layer(parameters: Object) -> int | None:
@@ -160,7 +179,7 @@ def answer_dtype(request: V2Request) -> DType:
         InvalidRequest: the answer would have to be JSON of bf16 or fp16.
     """
     dtype = request.tensor.dtype
-    if not request.binary_output and dtype is not DType.FP32:
+    if not request.binary_output and request.target is None and dtype is not DType.FP32:
         raise InvalidRequest(
             f"outputs: must be binary for {DATATYPES[dtype]}, which JSON has no form for; set "
             f"binary_data of the output, or binary_data_output of the request, to true"
@@ -186,7 +205,9 @@ def encode_v2(
         look for it as soon as an output has a binary_data_size.
     """
     length = len(memoryview(data).cast("B")) if len(data) else 0
-    if request.binary_output:
+    if request.target is not None:
+        content = f'"parameters":{_place(request.target, length)}'
+    elif request.binary_output:
         content = f'"parameters":{{"binary_data_size":{length}}}'
     else:
         rows = format_rows(data, shape[-1]) if length else ()
@@ -200,3 +221,11 @@ def encode_v2(
     if not request.binary_output:
         return [header], None
     return [header, data] if length else [header], len(header)
+
+
+def _place(target: Window, length: int) -> str:
+    """What an output in shared memory says of itself, with the bytes that were written."""
+    return (
+        f'{{"shared_memory_region":{json.dumps(target.region)},'
+        f'"shared_memory_offset":{target.offset},"shared_memory_byte_size":{length}}}'
+    )

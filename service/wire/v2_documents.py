@@ -11,6 +11,7 @@ from service.wire.v2_input import DATATYPES, INPUT
 
 PLATFORM = "tilemlp"
 EXTENSIONS = ("binary_tensor_data", "statistics", "model_configuration", "model_repository")
+SHARED_MEMORY = "system_shared_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class ModelStatistics:
     compute_output: Duration
 
 
-def server_metadata(version: str, **ours: str) -> dict[str, object]:
+def server_metadata(version: str, *, shared_memory: bool, **ours: str) -> dict[str, object]:
     """Body of `GET /v2`; `ours` is what the protocol does not have, such as the backend."""
-    return {"name": PLATFORM, "version": version, "extensions": list(EXTENSIONS), **ours}
+    extensions = [*EXTENSIONS, *([SHARED_MEMORY] if shared_memory else [])]
+    return {"name": PLATFORM, "version": version, "extensions": extensions, **ours}
 
 
 def model_metadata(model: ModelSpec) -> dict[str, object]:

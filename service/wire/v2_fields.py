@@ -6,10 +6,13 @@ from typing import TypeVar
 
 from service.errors import InvalidRequest
 from service.wire.quoting import quote
+from service.wire.window import Window
 
 Object = dict[str, object]
 T = TypeVar("T", str, int, bool, list[object], Object)
 
+# Two of them still add up to an int64.
+_LARGEST = 2**62
 _KINDS: dict[type, str] = {
     str: "a string",
     int: "an integer",
@@ -60,10 +63,34 @@ def parameters_of(fields: Object, where: str) -> Object:
     """The `parameters` of a request, input or output; empty where there are none.
 
     Raises:
-        InvalidRequest: not an object, or it points into shared memory.
+        InvalidRequest: not an object.
     """
-    parameters = member(fields, "parameters", dict, where) or {}
-    for name in parameters:
-        if name.startswith("shared_memory_"):
-            raise InvalidRequest(f"{where}parameters.{name}: shared memory is not allowed")
-    return parameters
+    return member(fields, "parameters", dict, where) or {}
+
+
+def window_of(parameters: Object, where: str) -> Window | None:
+    """Where in shared memory an input or output lies; None where its parameters name no region.
+
+    Args:
+        parameters: Of the input or output.
+        where: What it is, as the prefix of a message: `inputs[0].parameters.`.
+
+    Raises:
+        InvalidRequest: of another type, negative, or incomplete.
+    """
+    region = member(parameters, "shared_memory_region", str, where)
+    nbytes = member(parameters, "shared_memory_byte_size", int, where)
+    offset = member(parameters, "shared_memory_offset", int, where)
+    if region is None:
+        if nbytes is not None or offset is not None:
+            raise InvalidRequest(f"{where}shared_memory_region: must be given, is absent")
+        return None
+    for name, value in (("byte_size", nbytes), ("offset", offset or 0)):
+        if value is None:
+            raise InvalidRequest(f"{where}shared_memory_{name}: must be given, is absent")
+        if not 0 <= value < _LARGEST:
+            raise InvalidRequest(
+                f"{where}shared_memory_{name}: must be 0 to 2**62 - 1, is {quote(value)}"
+            )
+    assert nbytes is not None
+    return Window(region, offset or 0, nbytes)

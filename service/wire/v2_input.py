@@ -1,4 +1,4 @@
-"""The input tensor of a v2 infer request, binary or in its JSON."""
+"""The input tensor of a v2 infer request: binary, in its JSON, or in shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from service.wire.json_text import flatten_numbers
 from service.wire.quoting import quote
 from service.wire.raw import decode_raw
 from service.wire.tensor import WireTensor, validate_extents, validate_width
-from service.wire.v2_fields import Object, member, only_entry, parameters_of
+from service.wire.v2_fields import Object, member, only_entry, parameters_of, window_of
+from service.wire.window import Window
 
 INPUT = "x"
 
@@ -18,13 +19,18 @@ DTYPES = {"BF16": DType.BF16, "FP16": DType.FP16, "FP32": DType.FP32}
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def decode_input(header: Object, binary: memoryview, hidden_size: int) -> WireTensor:
+def decode_input(
+    header: Object, binary: memoryview, hidden_size: int
+) -> tuple[WireTensor, Window | None]:
     """Read the one input, `x`.
 
     Args:
         header: The request's JSON.
         binary: What follows it in the body.
         hidden_size: Width of a row.
+
+    Returns:
+        The tensor, and where its data lies in shared memory; it has none of its own then.
 
     Raises:
         InvalidRequest: name, datatype, shape, data or sizes do not fit together.
@@ -42,20 +48,27 @@ def decode_input(header: Object, binary: memoryview, hidden_size: int) -> WireTe
             f"inputs[0].datatype: must be one of {', '.join(DTYPES)}, is {quote(datatype)}"
         )
     shape = _parse_shape(fields, hidden_size)
-    size = member(parameters_of(fields, "inputs[0]."), "binary_data_size", int, "inputs[0].")
+    parameters = parameters_of(fields, "inputs[0].")
+    window = window_of(parameters, "inputs[0].parameters.")
+    size = member(parameters, "binary_data_size", int, "inputs[0].")
     data = member(fields, "data", list, "inputs[0].")
-    if (size is None) is (data is None):
-        raise InvalidRequest("inputs[0]: must have either data or parameters.binary_data_size")
+    if [window, size, data].count(None) != 2:
+        raise InvalidRequest(
+            "inputs[0]: must have one of data, parameters.binary_data_size and "
+            "parameters.shared_memory_region"
+        )
+    if size is None and binary.nbytes:
+        raise InvalidRequest(f"body: {binary.nbytes} bytes follow the JSON, which has the data")
+    if window is not None:
+        return _place(window, dtype, shape), window
     if data is not None:
-        if binary.nbytes:
-            raise InvalidRequest(f"body: {binary.nbytes} bytes follow the JSON, which has the data")
-        return _decode_data(data, dtype, shape)
+        return _decode_data(data, dtype, shape), None
     if binary.nbytes != size:
         raise InvalidRequest(
             f"inputs[0].binary_data_size: must be the {binary.nbytes} bytes that follow the JSON "
             f"according to Inference-Header-Content-Length, is {quote(size)}"
         )
-    return decode_raw(binary, dtype, shape, hidden_size)
+    return decode_raw(binary, dtype, shape, hidden_size), None
 
 
 def _parse_shape(fields: Object, hidden_size: int) -> tuple[int, ...]:
@@ -68,6 +81,16 @@ def _parse_shape(fields: Object, hidden_size: int) -> tuple[int, ...]:
     validate_extents(shape)
     validate_width(shape, hidden_size)
     return shape
+
+
+def _place(window: Window, dtype: DType, shape: tuple[int, ...]) -> WireTensor:
+    expected = math.prod(shape) * dtype.itemsize
+    if window.nbytes != expected:
+        raise InvalidRequest(
+            f"inputs[0].parameters.shared_memory_byte_size: must be {expected} for "
+            f"{DATATYPES[dtype]} of shape {list(shape)}, is {window.nbytes}"
+        )
+    return WireTensor(b"", dtype, shape)
 
 
 def _decode_data(data: list[object], dtype: DType, shape: tuple[int, ...]) -> WireTensor:

@@ -58,7 +58,7 @@ class SharedMemory:
         """Where in `bodies` data begins; None where it lies elsewhere."""
         if data.obj is not self._map:
             return None
-        return _address(data) - _address(self.bodies)
+        return address(data) - address(self.bodies)
 
 
 def create_memory(front_ends: int, arena_bytes: int, outcomes: Sequence[str]) -> int:
@@ -80,7 +80,8 @@ def create_memory(front_ends: int, arena_bytes: int, outcomes: Sequence[str]) ->
     return descriptor
 
 
-def _address(data: memoryview) -> int:
+def address(data: memoryview) -> int:
+    """Where writable memory lies in this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 

@@ -15,6 +15,7 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.counts import FrontCounts
 from service.errors import EngineDead, ServiceError
 from service.front import InProgress
+from service.shared_memory import RegionTable
 from service.workers.channel import Channel
 from service.workers.hello import Hello
 from service.workers.memory import SharedMemory
@@ -101,6 +102,7 @@ class RemoteFront:
         self.backend, self.device, self.reason = hello.backend, hello.device, hello.reason
         self.health = Health()
         self.in_progress = InProgress()
+        self.regions: RegionTable | None = None
         self.counts: FrontCounts = memory.counts(hello.index)
         self._memory = memory
         self._on_dead = on_dead
@@ -222,6 +224,10 @@ class RemoteFront:
     def release(self, request: int) -> None:
         """A request needs nothing any more."""
         self._say(Record(Kind.RELEASE, request=request))
+
+    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
+        """Not yet: settings allow clients' shared memory in the engine's process only."""
+        raise NotImplementedError
 
     async def scrape(self) -> bytes:
         """The text of /metrics."""

@@ -14,7 +14,7 @@ import uvicorn
 
 from service.batching.blocks import Blocks
 from service.config import Settings
-from service.engine.base import Engine
+from service.engine.base import Engine, PinsHostMemory
 from service.errors import outcomes
 from service.http_server import CLOSE_TIMEOUT_S, DEATH_DELAY_S
 from service.runtime import Runtime
@@ -107,13 +107,23 @@ class EngineServer:
         self._pool = Pool(self.runtime, self._memory, self._answers, self._cannot_start)
         self.runtime.health.on_change = self._pool.tell_health
         self._pool.open(listeners)
+        pinning = asyncio.ensure_future(asyncio.to_thread(self._pin_slots))
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         logger.info(
             "running on http://%s:%d with %d front ends", host, self._port, self._settings.workers
         )
         self.started = True
         await self._ended.wait()
+        await pinning
         await self.runtime.stop()
+
+    def _pin_slots(self) -> None:
+        """Let the device read and write slots by itself; takes seconds, batches run meanwhile."""
+        engine = self.runtime.engine
+        if isinstance(engine, PinsHostMemory):
+            # Until the process ends: a batch that hangs may use them as long.
+            for part in (self._memory.bodies, self._memory.answers):
+                engine.pin(part)
 
     def _catch_signals(self) -> None:
         # Tests run servers in threads, where signals cannot be caught.

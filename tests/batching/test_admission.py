@@ -146,3 +146,24 @@ def test_the_ledger_is_the_sum_of_what_waits(steps: list[tuple[str, int, int]]):
     for lease in (*started, *(lease for lease, _, _ in waiting)):
         lease.release()
     assert ledger(admission) == (0, 0, 0)
+
+
+def test_a_lease_exchanges_its_slot_for_one_of_another_size():
+    admission, arena = make()
+    lease = admission.admit(1, 10)
+    lease.exchange_slot(5000)
+    assert len(lease.slot.view) == 5000
+    assert arena.free_bytes == 4096
+    lease.release()
+    assert arena.free_bytes == 4096 + 8192
+
+
+def test_what_waits_for_the_end_of_a_lease_is_called_once():
+    lease, calls = make()[0].admit(1, 1), []
+    lease.at_end(lambda: calls.append("a"))
+    lease.at_end(lambda: calls.append("b"))
+    lease.start()
+    assert calls == []
+    lease.release()
+    lease.release()
+    assert sorted(calls) == ["a", "b"]

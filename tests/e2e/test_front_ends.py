@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
+from service.workers.memory import address
 from tests.e2e.raw_http import Closed, RawConnection, head
 from tests.e2e.scrape import Scrape
 from tests.engines import FakeEngine, expected
@@ -286,6 +287,36 @@ def test_a_front_end_that_hangs_is_ended_and_gives_everything_back(monkeypatch):
         wait_until(lambda: thread.front_ends not in ([], [front_end]), 30)
         with httpx.Client(base_url=thread.url, timeout=30) as client:
             assert post(client, x).status_code == 200
+
+
+class PinningEngine(FakeEngine):
+    """Remembers which memory it was told to pin."""
+
+    direct_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned: list[memoryview] = []
+
+    def pin(self, memory: memoryview) -> bool:
+        self.pinned.append(memory)
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        raise AssertionError("unpinned while it may be in use")
+
+
+def test_an_engine_that_can_pins_all_slots_and_reads_and_writes_in_them():
+    engine = PinningEngine()
+    with ServerThread(engine, workers=1) as thread:
+        wait_until(lambda: len(engine.pinned) == 2)
+        with httpx.Client(base_url=thread.url, timeout=30) as client:
+            assert post(client, rows(1000)).status_code == 200
+        (segment,) = engine.batches[-1].segments
+        bodies, answers = engine.pinned
+        for view, part in ((segment.input, bodies), (segment.output, answers)):
+            assert view.obj is part.obj
+            assert 0 <= address(view) - address(part) < part.nbytes
 
 
 def test_front_ends_that_cannot_start_end_the_service(monkeypatch):

@@ -204,11 +204,16 @@ def test_calls_that_are_not_served_say_so(client, model):
         lambda: client.unload_model(model.name),
         client.get_trace_settings,
         client.get_log_settings,
-        client.get_system_shared_memory_status,
     ):
         with pytest.raises(InferenceServerException) as raised:
             call()
         assert "Not Found" in raised.value.message()
+    for call, words in (
+        (client.get_system_shared_memory_status, "client_shared_memory"),
+        (client.get_cuda_shared_memory_status, "CUDA shared memory: is not served"),
+    ):
+        with pytest.raises(InferenceServerException, match=words):
+            call()
 
 
 def test_requests_of_the_client_are_counted(server, client, model):

@@ -83,7 +83,9 @@ class FakeDevice:
     """What CudaDevice is.
 
     Attributes:
-        pin: Whether tensors that the device did not allocate count as pinned.
+        all_pinned: Whether tensors that the device did not allocate count as pinned.
+        refuse_pin: Whether `pin` fails.
+        pinned_by_others: Address and bytes of what it was asked to pin.
         captures: Graphs captured.
         replays: Graphs launched.
         idle: Called by `synchronize`.
@@ -99,7 +101,8 @@ class FakeDevice:
         )
         self.log: list[Operation] = []
         self._current = threading.local()
-        self.pin = False
+        self.all_pinned = self.refuse_pin = False
+        self.pinned_by_others: set[tuple[int, int]] = set()
         self.captures = self.replays = 0
         self.idle: Callable[[], None] = lambda: None
         self.entered: set[int] = set()
@@ -135,7 +138,17 @@ class FakeDevice:
         return torch.full((nbytes,), 255, dtype=torch.uint8)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return self.pin
+        return self.all_pinned or any(
+            start <= tensor.data_ptr() < start + nbytes for start, nbytes in self.pinned_by_others
+        )
+
+    def pin(self, memory: torch.Tensor) -> None:
+        if self.refuse_pin:
+            raise RuntimeError("out of pages")
+        self.pinned_by_others.add((memory.data_ptr(), memory.nbytes))
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        self.pinned_by_others.remove((memory.data_ptr(), memory.nbytes))
 
     def event(self) -> FakeEvent:
         return FakeEvent(self)

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from service.engine import staging
-from service.engine.base import DType, Engine, LendsHostMemory, OnGpus, Output
+from service.engine.base import (
+    DType,
+    Engine,
+    LendsHostMemory,
+    OnGpus,
+    Output,
+    PinsHostMemory,
+)
 from service.errors import EngineDead, EngineError
 from tests.engine.batches import make_batch, make_model
 from tests.engine.fake_device import FakeEvent, FakeStream
@@ -84,7 +91,7 @@ def test_large_batches_run_at_their_exact_size(make) -> None:
 def test_pinned_memory_is_copied_from_where_it_is(make, monkeypatch) -> None:
     monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
     made = make()
-    made.device.pin = True
+    made.device.all_pinned = True
     inputs = [draw(3), draw(20), draw(30), draw(4)]
     batch = make_batch(made.engine.model, inputs)
     made.engine.run(batch)
@@ -260,3 +267,38 @@ def test_close_lets_go_of_weights_and_buffers(make) -> None:
     made.engine.close()
     assert made.engine._resident.layers == {}
     assert made.engine._slots.empty()
+
+
+def test_it_pins_what_a_client_shares(make) -> None:
+    made = make()
+    assert isinstance(made.engine, PinsHostMemory)
+    memory = memoryview(bytearray(100))
+    assert made.engine.pin(memory)
+    assert [nbytes for _, nbytes in made.device.pinned_by_others] == [100]
+    made.engine.unpin(memory)
+    assert not made.device.pinned_by_others
+    made.device.refuse_pin = True
+    assert not made.engine.pin(memory)
+
+
+def test_from_direct_bytes_on_pinned_rows_pass_no_piece(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device alone touches them: a truncated mapping would end whoever else does."""
+    monkeypatch.setattr("service.engine.fused.GRAPH_BYTES", LARGEST_GRAPH * 48 * 2)
+    monkeypatch.setattr(staging, "DIRECT_BYTES", LARGEST_GRAPH * 48 * 2)
+    made = make()
+    rows = -(-made.engine.direct_bytes // (2 * HIDDEN))
+    assert rows <= MAX_TOKENS
+    batch = make_batch(made.engine.model, [draw(rows)])
+    (segment,) = batch.segments
+    for memory in (segment.input, segment.output):
+        assert memory.nbytes >= made.engine.direct_bytes
+        assert made.engine.pin(memory)
+    slot = made.engine._slots.get()
+    made.engine._slots.put(slot)
+    before = [event.records for event in slot.upload.pieces.events + slot.download.pieces.events]
+    made.engine.run(batch)
+    after = [event.records for event in slot.upload.pieces.events + slot.download.pieces.events]
+    assert after == before
+    assert_right(made.model, [draw(rows)], batch)

@@ -82,7 +82,7 @@ def test_small_inputs_share_a_copy(device: FakeDevice) -> None:
 def test_large_pinned_inputs_go_from_where_they_are(device: FakeDevice) -> None:
     rows = -(-DIRECT_BYTES // (2 * WIDTH))
     counts = (1, rows, 2, rows, rows - 1)
-    device.pin = True
+    device.all_pinned = True
     upload = Upload(device, DType.BF16, WIDTH)
     x = torch.full((sum(counts), WIDTH), torch.nan, dtype=torch.bfloat16)
     upload.send(segments_of(draw(counts)), x)
@@ -94,7 +94,7 @@ def test_large_pinned_inputs_go_from_where_they_are(device: FakeDevice) -> None:
 @pytest.mark.parametrize(("pin", "dtype"), [(False, torch.bfloat16), (True, torch.float16)])
 def test_others_never_do(device: FakeDevice, pin: bool, dtype: torch.dtype) -> None:
     rows = DIRECT_BYTES // WIDTH
-    device.pin = pin
+    device.all_pinned = pin
     upload = Upload(device, DType.BF16, WIDTH)
     upload.send(segments_of(draw((rows,), dtype)), torch.empty(rows, WIDTH, dtype=torch.bfloat16))
     assert sum(event.records for event in upload.pieces.events) == -(-rows // 5)
@@ -186,3 +186,34 @@ def test_a_body_at_an_odd_address_is_read_as_it_is(device: FakeDevice) -> None:
     x = torch.empty(3, WIDTH, dtype=torch.bfloat16)
     upload.send([odd], x)
     assert torch.equal(x, rows)
+
+
+LARGE = -(-DIRECT_BYTES // (2 * WIDTH))
+
+
+@pytest.mark.parametrize("numbers", [(LARGE,), (2, LARGE, 7), (LARGE, LARGE, 3), (1, LARGE)])
+def test_large_answers_go_straight_into_pinned_memory(
+    device: FakeDevice, numbers: tuple[int, ...]
+) -> None:
+    device.all_pinned = True
+    download = Download(device, DType.BF16, WIDTH)
+    source = torch.cat(draw(numbers))
+    segments = segments_of(draw(numbers))
+    end = FakeEvent()
+    download.receive(source, segments, end)
+    for rows, expected in zip(outputs_of(segments), draw(numbers), strict=True):
+        assert torch.equal(rows, expected)
+    assert (end.records, end.waited_for) == (1, 1)
+    # What lies between them passes through pieces of five rows.
+    pieces = sum(-(-count // 5) for count in numbers if count != LARGE)
+    assert sum(event.records for event in download.pieces.events) == pieces
+
+
+@pytest.mark.parametrize(("pin", "dtype"), [(False, DType.BF16), (True, DType.FP16)])
+def test_other_answers_never_do(device: FakeDevice, pin: bool, dtype: DType) -> None:
+    rows = DIRECT_BYTES // WIDTH
+    device.all_pinned = pin
+    download = Download(device, DType.BF16, WIDTH)
+    segments = segments_of(draw((rows,)), dtype)
+    download.receive(torch.cat(draw((rows,))), segments, FakeEvent())
+    assert sum(event.records for event in download.pieces.events) == -(-rows // 5)

@@ -31,10 +31,10 @@ def normal(rows, width, seed=0):
 def checker_of(*tensors, dtype=DType.BF16):
     expected = []
     for index, values in enumerate(tensors):
-        payload = Payload(index, len(values), b"", 0)
+        payload = Payload(index, len(values), b"", 0, "m")
         expected.append(make_expected(payload, values.shape[1], dtype, answer_of(values, dtype)))
     return AnswerChecker(expected, dtype), [
-        Payload(i, len(v), b"", 0) for i, v in enumerate(tensors)
+        Payload(i, len(v), b"", 0, "m") for i, v in enumerate(tensors)
     ]
 
 
@@ -168,7 +168,7 @@ def test_each_row_of_large_answers_has_its_turn(row):
 
 
 def test_an_expected_answer_must_have_the_right_form():
-    payload = Payload(0, 2, b"", 0)
+    payload = Payload(0, 2, b"", 0, "m")
     with pytest.raises(StartError, match=r"lone request is wrong: X-Tensor-Shape: must be 2,9"):
         make_expected(payload, 9, DType.BF16, answer_of(normal(2, 8)))
 
@@ -178,7 +178,7 @@ def test_an_expected_answer_must_be_finite(value):
     values = normal(2, 8)
     values[1, 3] = value
     with pytest.raises(StartError, match="holds NaN or infinity"):
-        make_expected(Payload(0, 2, b"", 0), 8, DType.FP32, answer_of(values, DType.FP32))
+        make_expected(Payload(0, 2, b"", 0, "m"), 8, DType.FP32, answer_of(values, DType.FP32))
 
 
 def expected_of(*tensors):

@@ -1,4 +1,4 @@
-"""One service around a well-behaved engine, for all tests that need nothing special."""
+"""Services around well-behaved engines, for all tests that need nothing special."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import httpx
 import pytest
 
 from service.runtime import Runtime
+from tests.e2e.scrape import wait_at_rest
 from tests.engines import FakeEngine
+from tests.routes.sharing import SIZE, register
 from tests.servers import ServerThread
+from tests.shared_objects import SharedObject, shared_object
 
 
 @dataclass
@@ -27,3 +30,23 @@ def service() -> Iterator[Service]:
     engine = FakeEngine()
     with ServerThread(engine) as thread, httpx.Client(base_url=thread.url, timeout=30) as client:
         yield Service(thread.url, client, engine, thread.runtime)
+
+
+@pytest.fixture(scope="module")
+def sharing() -> Iterator[Service]:
+    engine = FakeEngine()
+    with (
+        ServerThread(engine, client_shared_memory=True, max_queue_tokens=8192) as thread,
+        httpx.Client(base_url=thread.url, timeout=30) as client,
+    ):
+        yield Service(thread.url, client, engine, thread.runtime)
+
+
+@pytest.fixture
+def memory(sharing: Service) -> Iterator[SharedObject]:
+    """An object, all of it registered as `r`."""
+    with shared_object(SIZE) as made:
+        register(sharing, "r", made)
+        yield made
+    sharing.client.post("/v2/systemsharedmemory/unregister")
+    wait_at_rest(sharing.url)

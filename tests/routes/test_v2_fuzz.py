@@ -160,7 +160,6 @@ def test_not_utf8(service):
         {"timeout": "soon"},
         {"timeout": 2**63},
         {"binary_data_output": 1},
-        {"shared_memory_region": "r"},
     ],
 )
 def test_parameters(service, parameters):

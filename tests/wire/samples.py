@@ -51,3 +51,9 @@ def decode_parts(document, binary=b"", length=-1):
     if length == -1:
         length = len(header)
     return decode_v2(memoryview(header + binary), length, SPEC, LIMIT)
+
+
+def window(nbytes, *, region="r", offset=None) -> dict:
+    """Parameters of an input or output in shared memory, as clients write them."""
+    place = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
+    return place if offset is None else {**place, "shared_memory_offset": offset}

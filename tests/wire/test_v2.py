@@ -7,7 +7,16 @@ from service.engine.base import DType, Output
 from service.errors import InvalidRequest
 from service.wire.tensor import WireTensor
 from service.wire.v2 import V2Request, decode_v2, parse_header_length
-from tests.wire.samples import LIMIT, ROW, SPEC, binary_document, decode_parts, json_document
+from service.wire.window import Window
+from tests.wire.samples import (
+    LIMIT,
+    ROW,
+    SPEC,
+    binary_document,
+    decode_parts,
+    json_document,
+    window,
+)
 
 
 def test_binary_request_with_everything():
@@ -152,3 +161,17 @@ def test_header_length():
         with pytest.raises(InvalidRequest, match="Inference-Header-Content-Length") as error:
             parse_header_length(value, 10)
         assert len(str(error.value)) < 200
+
+
+def test_tensors_in_shared_memory():
+    document = binary_document(2, parameters=window(24, offset=7))
+    document["outputs"] = [
+        {"name": "mlp", "parameters": {"binary_data": False, **window(99, region="other")}}
+    ]
+    document["parameters"] = {"binary_data_output": True}
+    for length in (-1, None):
+        request = decode_parts(document, length=length)
+        assert (request.tensor.data, request.tensor.shape) == (b"", (2, 6))
+        assert request.source == Window("r", 7, 24)
+        assert request.target == Window("other", 0, 99)
+        assert not request.binary_output

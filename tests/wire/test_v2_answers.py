@@ -1,6 +1,7 @@
 import json
 import math
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from service.engine.base import DType, Output
 from service.errors import InvalidRequest
 from service.wire.tensor import WireTensor
 from service.wire.v2 import V2Request, answer_dtype, decode_v2, encode_v2
+from service.wire.window import Window
 from tests.wire.samples import LIMIT, ROW, SPEC
 
 
@@ -97,3 +99,26 @@ def test_an_answer_is_a_request_turned_round(dtype, lead, output, id, data):
     ).tensor
     assert (tensor.dtype, tensor.shape, bytes(tensor.data)) == (dtype, shape, content)
     assert length == len(chunks[0])
+
+
+def test_an_answer_in_shared_memory_says_where_it_is():
+    request = replace(request_for(DType.BF16, False), target=Window('r"', 5, 99))
+    (body,), length = encode_v2(request, "small", (2, 6), DType.BF16, bytearray(ROW * 2))
+    assert length is None
+    (output,) = json.loads(body)["outputs"]
+    assert output == {
+        "name": "mlp",
+        "datatype": "BF16",
+        "shape": [2, 6],
+        "parameters": {
+            "shared_memory_region": 'r"',
+            "shared_memory_offset": 5,
+            "shared_memory_byte_size": 24,
+        },
+    }
+
+
+def test_shared_memory_has_a_form_for_every_type():
+    for dtype in DType:
+        request = replace(request_for(dtype, False), target=Window("r", 0, 24))
+        assert answer_dtype(request) is dtype

@@ -14,7 +14,7 @@ from tests.wire.samples import SPEC
 
 
 def test_server_metadata():
-    assert server_metadata("1.2.3") == {
+    assert server_metadata("1.2.3", shared_memory=False) == {
         "name": "tilemlp",
         "version": "1.2.3",
         "extensions": [
@@ -27,7 +27,10 @@ def test_server_metadata():
 
 
 def test_server_metadata_says_what_runs_and_why():
-    found = server_metadata("1", backend="reference", device="cpu", reason="torch finds no GPU")
+    found = server_metadata(
+        "1", shared_memory=True, backend="reference", device="cpu", reason="torch finds no GPU"
+    )
+    assert found["extensions"][-1] == "system_shared_memory"
     assert found.items() >= {"backend": "reference", "reason": "torch finds no GPU"}.items()
     assert found["name"] == "tilemlp"
 

@@ -4,7 +4,15 @@ import pytest
 
 from service.errors import InvalidRequest, TooLarge
 from service.wire.v2 import decode_v2
-from tests.wire.samples import LIMIT, ROW, SPEC, binary_document, decode_parts, json_document
+from tests.wire.samples import (
+    LIMIT,
+    ROW,
+    SPEC,
+    binary_document,
+    decode_parts,
+    json_document,
+    window,
+)
 
 
 def refusal(*arguments, **keywords):
@@ -35,7 +43,6 @@ def refusal(*arguments, **keywords):
         ({"parameters": {"timeout": 1.5}}, "timeout"),
         ({"parameters": {"timeout": "5"}}, "timeout"),
         ({"parameters": {"binary_data_output": 1}}, "binary_data_output: must be true or false"),
-        ({"parameters": {"shared_memory_region": "r"}}, "not allowed"),
         ({"outputs": {}}, "outputs: must be an array"),
         ({"outputs": [{"name": "mlp"}, {"name": "gated"}]}, "outputs: must have one entry, has 2"),
         ({"outputs": [{"name": "y"}]}, "outputs[0].name: must be one of mlp, gated"),
@@ -45,7 +52,15 @@ def refusal(*arguments, **keywords):
         ({"outputs": [{"name": "mlp", "parameters": {"classification": 3}}]}, "classification"),
         (
             {"outputs": [{"name": "mlp", "parameters": {"shared_memory_region": "r"}}]},
-            "not allowed",
+            "outputs[0].parameters.shared_memory_byte_size: must be given, is absent",
+        ),
+        (
+            {
+                "outputs": [
+                    {"name": "mlp", "parameters": {"binary_data": True, **window(12, offset=3)}}
+                ]
+            },
+            "must have one of binary_data and shared_memory_region",
         ),
     ],
 )
@@ -79,17 +94,36 @@ def test_refused_members_of_the_request(changes, sentence):
         ({"parameters": {"binary_data_size": 12.0}}, "binary_data_size: must be an integer"),
         ({"parameters": {"binary_data_size": True}}, "binary_data_size: must be an integer"),
         ({"parameters": {"binary_data_size": "12"}}, "binary_data_size: must be an integer"),
-        (
-            {"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 12}},
-            "not allowed",
-        ),
-        ({"parameters": {}}, "either data or"),
-        ({"data": [1] * 6}, "either data or"),
+        ({"parameters": window(12)}, "12 bytes follow the JSON"),
+        ({"parameters": {**window(12), "binary_data_size": 12}}, "must have one of data,"),
+        ({"parameters": window(12), "data": [1] * 6}, "must have one of data,"),
+        ({"parameters": {}}, "must have one of data,"),
+        ({"data": [1] * 6}, "must have one of data,"),
         ({"parameters": {}, "data": [1] * 6, "datatype": "FP32"}, "12 bytes follow the JSON"),
     ],
 )
 def test_refused_members_of_the_input(changes, sentence):
     assert sentence in refusal(binary_document(**changes), ROW)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        (window(11), "byte_size: must be 12 for BF16 of shape [1, 6], is 11"),
+        (window(-12), "byte_size: must be 0 to 2**62 - 1, is -12"),
+        (window(2**62), "byte_size: must be 0 to 2**62 - 1"),
+        (window(12.0), "byte_size: must be an integer"),
+        (window(True), "byte_size: must be an integer"),
+        (window(12, offset=-1), "offset: must be 0 to 2**62 - 1, is -1"),
+        (window(12, offset="1"), "offset: must be an integer"),
+        (window(12, region=7), "region: must be a string"),
+        ({"shared_memory_region": "r"}, "byte_size: must be given, is absent"),
+        ({"shared_memory_byte_size": 12}, "region: must be given, is absent"),
+        ({"shared_memory_offset": 12}, "region: must be given, is absent"),
+    ],
+)
+def test_refused_windows_of_shared_memory(parameters, sentence):
+    assert sentence in refusal(binary_document(parameters=parameters), b"")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from service.errors import InvalidRequest
 from service.wire.compression import deflate, inflate
 from service.wire.media import Encoding
 from service.wire.v2 import answer_dtype, decode_v2, encode_v2
+from service.wire.window import Window
 from tests.wire.samples import SPEC
 
 NUMPY = {DType.FP32: np.float32, DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
@@ -112,19 +113,20 @@ def test_every_argument_of_the_client():
     assert (request.layer, request.timeout_us) == (3, 2_000_000)
 
 
-def test_shared_memory_and_classification_are_refused():
+def test_tensors_in_shared_memory():
     tensor = triton.InferInput("x", [1, 6], "FP32")
     tensor.set_shared_memory("region", 24)
+    shared = triton.InferRequestedOutput("gated")
+    shared.set_shared_memory("answers", 40, offset=3)
+    request = decode(*Client.generate_request_body([tensor], outputs=[shared]))
+    assert (request.source, request.target) == (Window("region", 0, 24), Window("answers", 3, 40))
+
+
+def test_classification_is_refused():
     plain = input_of(np.ones((1, 6), np.float32), "FP32")
-    shared = triton.InferRequestedOutput("mlp")
-    shared.set_shared_memory("region", 24)
-    for inputs, outputs, sentence in (
-        ([tensor], None, "not allowed"),
-        ([plain], [shared], "not allowed"),
-        ([plain], [triton.InferRequestedOutput("mlp", class_count=3)], "classification"),
-    ):
-        with pytest.raises(InvalidRequest, match=sentence):
-            decode(*Client.generate_request_body(inputs, outputs=outputs))
+    outputs = [triton.InferRequestedOutput("mlp", class_count=3)]
+    with pytest.raises(InvalidRequest, match="classification"):
+        decode(*Client.generate_request_body([plain], outputs=outputs))
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))

@@ -1,0 +1,96 @@
+"""The comparison as a table for the README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.bench.markdown import markdown_table
+from service.bench.service_results import ServiceResults
+
+OURS = "tilemlp"
+# The floor that any Python server stands on, and no peer.
+FLOOR = "echo"
+_HEADER = ("model", "rows", "clients", "server", "requests/s", "GB/s", "p50 ms", "p99 ms")
+
+
+def peer_tables(folder: Path) -> str:
+    """The comparisons on all machines whose results are there."""
+    slugs = sorted(path.name.removesuffix("-service.csv") for path in folder.glob("*-service.csv"))
+    tables = [_peer_table(ServiceResults(folder, slug)) for slug in slugs]
+    return "\n\n".join(table for table in tables if table)
+
+
+def _peer_table(results: ServiceResults) -> str:
+    """Picture, table and conditions; empty where nothing was compared."""
+    about, rows = results.peers()
+    if not rows:
+        return ""
+    table = markdown_table(
+        (*_HEADER, "CPU ms/request", "errors", "to the best other"),
+        [_cells(row, best_other(rows, row)) for row in rows],
+    )
+    versions = ", ".join(f"{name} {found}" for name, found in about["versions"].items())
+    sentences = [
+        f"{about.get('gpu', 'No GPU')}, {about['machine']}, Python {about['python']}, {versions}, "
+        f"commit {about['commit']}, {about['date'][:10]}, `{about['command']}`; medians of "
+        f"{about['rounds']} rounds of "
+        f"{about['duration_s']:g} s, one server at a time; GB/s both ways; CPU of all processes of "
+        f"the server; load average {about['load_average']:.1f} before the run.",
+        *(f"Left out: {sentence}." for sentence in about["left_out"]),
+    ]
+    picture = (
+        f"![Requests per second of the servers](service/bench/results/{results.path.stem}.png)"
+    )
+    return "\n\n".join([picture, table, " ".join(sentences)])
+
+
+def best_other(
+    rows: Sequence[Mapping[str, str]], row: Mapping[str, str]
+) -> Mapping[str, str] | None:
+    """The fastest other server in the same case; None for servers that are not ours."""
+    if row["server"] != OURS:
+        return None
+    case = [row[name] for name in ("model", "rows", "clients")]
+    others = [
+        other
+        for other in rows
+        if other["server"] not in (OURS, FLOOR)
+        and [other[name] for name in ("model", "rows", "clients")] == case
+    ]
+    return max(others, key=lambda other: float(other["requests_per_s"]), default=None)
+
+
+def server_name(row: Mapping[str, str]) -> str:
+    """The server, with its transport where that is not the usual one."""
+    return row["server"] if row["transport"] == "http" else f"{row['server']} ({row['transport']})"
+
+
+def _cells(row: Mapping[str, str], best: Mapping[str, str] | None) -> tuple[str, ...]:
+    ratio = ""
+    if best is not None:
+        times = float(row["requests_per_s"]) / float(best["requests_per_s"])
+        ratio = f"{times:.1f}× {best['server']}"
+    return (
+        row["model"],
+        row["rows"],
+        row["clients"],
+        server_name(row),
+        row["requests_per_s"],
+        row["gbytes_per_s"],
+        *(f"{float(row[name]) / 1e3:.2f}" for name in ("p50_us", "p99_us")),
+        f"{float(row['cpu_ms_per_request']):.2f}",
+        row["errors"],
+        ratio,
+    )
+
+
+def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rows for a terminal."""
+    return [
+        f"{row['model']:14} {row['rows']:5} rows {row['clients']:3} clients  {server_name(row):14}"
+        f"{row['requests_per_s']:>9} requests/s {row['gbytes_per_s']:>8} GB/s "
+        f"{row['cpu_ms_per_request']:>9} CPU ms/request {row['errors']:>4} errors"
+        for row in rows
+    ]

@@ -1,0 +1,212 @@
+"""`tilemlp bench service --peers`, with rounds too short to mean anything."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from service.bench.peers import compare, table
+from service.bench.peers.compare import run_peer_bench
+from service.bench.peers.mlp import Mlp, answer_headers
+from service.bench.peers.options import PeerOptions, parse_cases
+from service.bench.peers.plot import draw_peers
+from service.bench.peers.process import PeerProcess
+from service.bench.peers.servers import BENTOML, LITSERVE, RAY_SERVE, PeerServer, servers
+from service.bench.service_results import COLUMNS, ServiceResults
+from service.errors import ConfigError, StartError
+from service.load.options import Transport
+
+ECHO, OURS, SHARED = servers("echo")[:3]
+ABSENT = PeerServer("absent", "no_such_module", (), ())
+ROW_BYTES = 1792
+
+
+def options(**changes: object) -> PeerOptions:
+    given = {"models": ("echo",), "cases": ((1, 1),), "rounds": 1, "duration_s": 0.2}
+    return PeerOptions(**{**given, "warm_up_s": 0.0, **changes})
+
+
+def row(server: str, requests_per_s: float, **changes: object) -> dict[str, str]:
+    given = {
+        **dict.fromkeys(COLUMNS, "1"),
+        "server": server,
+        "transport": "http",
+        "model": "echo",
+        "requests_per_s": requests_per_s,
+        **changes,
+    }
+    return {name: str(value) for name, value in given.items()}
+
+
+@pytest.mark.e2e
+def test_servers_are_measured_one_after_the_other(tmp_path: Path, monkeypatch, caplog) -> None:
+    broken = PeerServer("broken", "sys", (), ("-c", "raise SystemExit('no luck')"))
+    monkeypatch.setattr(compare, "servers", lambda model: [ECHO, OURS, SHARED, ABSENT, broken])
+    steps: list[str] = []
+    lines = run_peer_bench(options(rounds=2), tmp_path, "a test", steps.append)
+    with (tmp_path / "cpu-service.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(one["server"], one["transport"]) for one in found] == [
+        ("echo", "http"), ("tilemlp", "http"), ("tilemlp", "shm"),
+    ]  # fmt: skip
+    for one in found:
+        assert (one["model"], one["rows"], one["clients"], one["errors"]) == ("echo", "1", "1", "0")
+        rate = float(one["requests_per_s"])
+        assert rate > 0
+        assert float(one["gbytes_per_s"]) == pytest.approx(rate * ROW_BYTES * 2 / 1e9, abs=1e-3)
+        assert 0 < float(one["p50_us"]) <= float(one["p99_us"])
+        assert float(one["cpu_ms_per_request"]) > 0
+    about = json.loads((tmp_path / "cpu-service.json").read_text())["peers"]
+    assert (about["command"], about["rounds"]) == ("a test", 2)
+    absent, failed = about["left_out"]
+    assert "absent: must be installed" in absent
+    assert "pip install 'tilemlp[bench-peers]'" in absent
+    assert failed == "echo: broken: must start within 180 s, did not"
+    assert "no luck" in caplog.text
+    assert len(lines) == 3 + 2 + 1
+    assert (tmp_path / "cpu-service.png").read_bytes().startswith(b"\x89PNG")
+    shown = table.peer_tables(tmp_path)
+    assert shown.count("| tilemlp") == 2
+    assert "Left out: absent" in shown
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("server", [LITSERVE, BENTOML, RAY_SERVE], ids=lambda one: one.name)
+def test_a_peer_answers_rightly(server: PeerServer, monkeypatch) -> None:
+    if not server.is_installed:
+        pytest.skip(f"{server.name} is not installed; pip install 'tilemlp[bench-peers]'")
+    monkeypatch.setattr(compare, "servers", lambda model: [server])
+    rows, left_out = compare.compare(options(cases=((5, 4),)), lambda step: None)
+    assert left_out == []
+    assert [one["errors"] for one in rows] == [0]
+    assert rows[0]["requests_per_s"] > 0
+
+
+def test_a_server_that_ends_at_once_shows_its_log() -> None:
+    process = PeerProcess(PeerServer("x", "sys", (), ("-c", "raise SystemExit('no luck')")), "echo")
+    try:
+        with pytest.raises(StartError, match=r"x: must start within 180 s, did not:\nno luck"):
+            process.wait_ready(ROW_BYTES)
+    finally:
+        process.stop()
+
+
+def test_what_a_server_starts_is_measured_and_ended(tmp_path: Path) -> None:
+    """Also what makes itself independent, as daemons do."""
+    told = tmp_path / "pid"
+    spin = f"import os; open({str(told)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+    code = (
+        "import subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-c', {spin!r}], start_new_session=True);"
+        "time.sleep(60)"
+    )
+    process = PeerProcess(PeerServer("x", "sys", (), ("-c", code)), "echo")
+    deadline = time.monotonic() + 20
+    while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    before = process.cpu_s()
+    while process.cpu_s() < before + 0.1:
+        assert time.monotonic() < deadline
+    process.stop()
+    time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{told.read_text()}/exe")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("server", "busy_s"), [(OURS, 0.0), (ECHO, None)])
+def test_how_busy_the_gpu_was_is_known_where_the_server_says_so(server, busy_s) -> None:
+    process = PeerProcess(server, "echo")
+    try:
+        process.wait_ready(ROW_BYTES)
+        assert process.gpu_busy_s() == busy_s
+    finally:
+        process.stop()
+
+
+def test_every_peer_serves_the_same_mlp(monkeypatch) -> None:
+    monkeypatch.setenv("TILEMLP_BENCH_MODEL", "echo")
+    mlp = Mlp()
+    bodies = [os.urandom(ROW_BYTES), b"", os.urandom(3 * ROW_BYTES)]
+    assert mlp.run([bodies[0], bodies[2]]) == [bodies[0], bodies[2]]
+    assert answer_headers(3 * ROW_BYTES, mlp.hidden_size) == {
+        "x-tensor-shape": "3,896",
+        "x-tensor-dtype": "bf16",
+    }
+
+
+def test_presets_are_computed_and_have_no_bare_echo() -> None:
+    assert [one.name for one in servers("qwen2.5-0.5b")] == [
+        "tilemlp", "tilemlp", "litserve", "bentoml", "rayserve",
+    ]  # fmt: skip
+    assert "qwen2.5-0.5b" in servers("qwen2.5-0.5b")[0].arguments
+
+
+def test_cases_and_models() -> None:
+    assert parse_cases("1x1, 64x32") == ((1, 1), (64, 32))
+    for text in ("", "1", "0x1", "1x0", "axb", "1x1,", "1x1x1"):
+        with pytest.raises(ConfigError, match="cases: must be like"):
+            parse_cases(text)
+    with pytest.raises(ConfigError, match=r"models: must be of echo, qwen2\.5-0\.5b"):
+        PeerOptions(models=("gpt",))
+
+
+def test_without_a_gpu_presets_are_measured_with_few_rows_only(monkeypatch) -> None:
+    asked = []
+
+    def measure(server, model, cases, options, progress):
+        asked.append((model, cases))
+        return []
+
+    monkeypatch.setattr(compare, "_measure_server", measure)
+    monkeypatch.setattr(compare, "servers", lambda model: [ECHO])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    both = options(models=("echo", "qwen2.5-0.5b"), cases=((64, 1), (65, 1)))
+    _, (sentence,) = compare.compare(both, lambda step: None)
+    assert asked == [("echo", [(64, 1), (65, 1)]), ("qwen2.5-0.5b", [(64, 1)])]
+    assert sentence.startswith("qwen2.5-0.5b: rows must be at most 64 without a GPU")
+
+
+def test_nothing_measured_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(compare, "servers", lambda model: [ABSENT])
+    with pytest.raises(ConfigError, match="none was: absent: must be installed"):
+        run_peer_bench(options(), tmp_path, "a test", lambda step: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_half_of_the_results_keeps_the_other(tmp_path: Path) -> None:
+    results = ServiceResults(tmp_path, "cpu")
+    assert results.added() == results.peers() == ({}, [])
+    stub, peer = row("tilemlp", 5.0, model="stub"), row("litserve", 7.0)
+    results.replace_added({"rounds": 5}, [stub])
+    results.replace_peers({"rounds": 3}, [peer])
+    assert results.added() == ({"rounds": 5}, [stub])
+    assert results.peers() == ({"rounds": 3}, [peer])
+    results.replace_added({"rounds": 6}, [stub, stub])
+    assert results.added() == ({"rounds": 6}, [stub, stub])
+    assert results.peers() == ({"rounds": 3}, [peer])
+
+
+def test_ours_is_compared_with_the_best_other_of_the_same_case() -> None:
+    rows = [
+        row("echo", 900),
+        row("tilemlp", 100),
+        row("tilemlp", 400, transport=Transport.SHM.value),
+        row("litserve", 20),
+        row("rayserve", 50),
+        row("bentoml", 700, clients=32),
+        row("bentoml", 700, model="other"),
+    ]
+    assert table.best_other(rows, rows[0]) is None
+    assert table.best_other(rows, rows[1]) is table.best_other(rows, rows[2]) is rows[4]
+    alone = [*rows[:2]]
+    assert table.best_other(alone, alone[1]) is None
+    bars = draw_peers(rows).axes[0].patches
+    assert sorted(bar.get_height() for bar in bars) == [20, 50, 100, 400, 700, 700, 900]
+    with pytest.raises(ConfigError, match="must have been measured"):
+        draw_peers([])
