@@ -23,7 +23,7 @@ from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-Outcome: TypeAlias = tuple[BatchReport, list[bytearray]] | BaseException
+Outcome: TypeAlias = tuple[BatchReport, list[memoryview]] | BaseException
 Done: TypeAlias = Callable[[Outcome], None]
 
 
@@ -241,7 +241,7 @@ class Batcher:
         members: list[PendingRequest],
         tokens: int,
         report: BatchReport,
-        outputs: list[bytearray],
+        outputs: list[memoryview],
     ) -> None:
         self._metrics.batch_succeeded(
             tokens=tokens,
@@ -255,7 +255,7 @@ class Batcher:
             queue_s = member.started - member.arrival
             self._finish(
                 member,
-                Answer(memoryview(data), report.kernel, tokens, queue_s, now - member.started),
+                Answer(data, report.kernel, tokens, queue_s, now - member.started),
             )
 
     def _failed(self, members: list[PendingRequest], error: BaseException) -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from service.engine import staging
 from service.engine.base import DType, Engine, LendsHostMemory, OnGpus, Output
 from service.errors import EngineDead, EngineError
 from tests.engine.batches import make_batch, make_model
@@ -79,16 +78,6 @@ def test_large_batches_run_at_their_exact_size(make) -> None:
     for tokens in (17, 131, 200):
         made.engine.run(make_batch(made.engine.model, [draw(tokens)]))
     assert made.gate_up.sizes == [17, 131, 200]
-
-
-def test_pinned_memory_is_copied_from_where_it_is(make, monkeypatch) -> None:
-    monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
-    made = make()
-    made.device.pin = True
-    inputs = [draw(3), draw(20), draw(30), draw(4)]
-    batch = make_batch(made.engine.model, inputs)
-    made.engine.run(batch)
-    assert_right(made.model, inputs, batch)
 
 
 @pytest.mark.parametrize(("tokens", "kernel"), [(3, "kernel2/for_4"), (100, "kernel2/for_100")])
@@ -186,16 +175,14 @@ def test_nothing_of_a_failed_batch_is_in_flight_when_its_owner_hears_of_it(make)
 
 
 def test_rows_of_a_batch_that_failed_on_its_way_in_reach_no_other(make, monkeypatch) -> None:
-    monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
     made = make(slots=1)
 
-    def refuse(tensor: torch.Tensor) -> bool:
+    def refuse(*_: object) -> None:
         raise RuntimeError("CUDA error: invalid argument")
 
     with monkeypatch.context() as patch:
-        patch.setattr(made.device, "is_pinned", refuse)
+        patch.setattr(made.device, "send", refuse)
         with pytest.raises(EngineError):
-            # The first waits in its piece for company when the second turns out to be bad.
             made.engine.run(make_batch(made.engine.model, [draw(3), draw(30)]))
     inputs = [draw(19, seed=1), draw(2, seed=2)]
     batch = make_batch(made.engine.model, inputs)
@@ -229,30 +216,6 @@ def test_warm_up_refuses_kernels_that_compute_something_else(make) -> None:
     one.gate_up.run = swapped
     with pytest.raises(EngineError, match=r"^self-test: layer 0 must be within"):
         one.engine.warm_up(MAX_TOKENS)
-
-
-def test_only_what_is_copied_from_where_it_is_gets_pinned(make, monkeypatch) -> None:
-    made = make()
-    asked: list[int] = []
-    pinned = made.device.pinned
-    monkeypatch.setattr(
-        made.device, "pinned", lambda nbytes: asked.append(nbytes) or pinned(nbytes)
-    )
-    for nbytes in (1, 4096, staging.DIRECT_BYTES - 1, staging.DIRECT_BYTES, 1 << 20):
-        memory = memoryview(made.engine.allocate_host(nbytes))
-        assert (memory.nbytes, memory.readonly, memory.format) == (nbytes, False, "B")
-    assert asked == [staging.DIRECT_BYTES, 1 << 20]
-
-
-def test_where_nothing_can_be_pinned_the_service_goes_on(make, monkeypatch, caplog) -> None:
-    made = make()
-
-    def refuse(nbytes: int) -> torch.Tensor:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(made.device, "pinned", refuse)
-    assert len(made.engine.allocate_host(1 << 20)) == 1 << 20
-    assert "could not be pinned" in caplog.text
 
 
 def test_close_lets_go_of_weights_and_buffers(make) -> None:
