@@ -57,7 +57,7 @@ RULES = {
     "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),
     # uvicorn is also the bare server that the service is compared with.
     "bench": Row(
-        "load server engine kernels config errors log metrics",
+        "load server batching engine kernels config errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench runtime config errors metrics"),
