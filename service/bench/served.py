@@ -79,7 +79,10 @@ class ServedModel:
                     return f"http://127.0.0.1:{self._port}"
             time.sleep(0.1)
         self._process.kill()
-        raise StartError(f"service: it did not become ready:\n{self._text()}")
+        self._process.wait()
+        log = self._text()
+        self._log.close()
+        raise StartError(f"service: it did not become ready:\n{log}")
 
     def _is_ready(self) -> bool:
         try:
