@@ -369,6 +369,9 @@ def bench_engine(
     models: Annotated[
         str, typer.Option(help="Presets whose shapes to measure, with commas.")
     ] = "0.5b,7b",
+    devices: Annotated[
+        str | None, typer.Option(help="GPUs that get a replica each, such as 0,1.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.01, help="Of each case under load.")] = 1.0,
     results: Annotated[Path, typer.Option(help="Directory for <gpu>-engine.csv and .json.")] = Path(
         "service/bench/results"
@@ -383,6 +386,7 @@ def bench_engine(
 
     options = EngineBenchOptions(
         models=parse_models(models),
+        devices=() if devices is None else parse_devices(devices),
         seconds=seconds,
         results=results,
         command=recorded_command(sys.argv[1:]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
@@ -111,12 +112,24 @@ def run_budget_bench(options: BudgetOptions, progress: Progress) -> list[str]:
         StartError: the service did not start, or could not be asked.
     """
     total = len(options.models) * len(LOADS)
+    path, about = _describe(options)
+    path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     rows: list[BudgetRow] = []
-    for model in options.models:
-        with ServedModel(preset=model) as served:
+    with ExitStack() as stack:
+        # All at once, since starting takes longer than measuring; then one after the other.
+        started = [ServedModel(preset=model) for model in options.models]
+        served = [stack.enter_context(one) for one in started]
+        for model, one in zip(options.models, served, strict=True):
             for connections, count in LOADS:
                 progress(len(rows), total, f"{model}, {connections} x {count} rows")
-                rows.append(_measure(served, model, connections, count, options.seconds))
+                rows.append(_measure(one, model, connections, count, options.seconds))
+                # After each, so that a run that is cut has not been for nothing.
+                write_rows(path, rows)
+    return [_line(row) for row in rows]
+
+
+def _describe(options: BudgetOptions) -> tuple[Path, dict[str, object]]:
+    """Where the rows go, and where and how they were measured."""
     on_gpu = torch.cuda.is_available()
     about = {
         **describe_environment(options.command, commit=options.commit),
@@ -125,10 +138,7 @@ def run_budget_bench(options: BudgetOptions, progress: Progress) -> list[str]:
     }
     slug = gpu_slug(str(about["gpu"])) if on_gpu else "cpu"
     options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / f"{slug}-budget.csv"
-    write_rows(path, rows)
-    path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
-    return [_line(row) for row in rows]
+    return options.results / f"{slug}-budget.csv", about
 
 
 def _measure(
@@ -139,7 +149,7 @@ def _measure(
         rows=((rows, 1.0),),
         connections=connections,
         duration_s=seconds,
-        warm_up_s=min(1.0, seconds),
+        warm_up_s=min(0.5, seconds / 2),
         processes=-(-connections // _CONNECTIONS_A_PROCESS),
         quiet=True,
     )

@@ -33,6 +33,7 @@ class EngineBenchOptions:
 
     Attributes:
         models: Presets, one layer each.
+        devices: GPUs with a replica each; none for the first alone.
         seconds: Of each case under full load.
         results: Directory of the results files.
         command: What a reader would type.
@@ -40,6 +41,7 @@ class EngineBenchOptions:
     """
 
     models: tuple[str, ...]
+    devices: tuple[int, ...]
     seconds: float
     results: Path
     command: str
@@ -57,7 +59,8 @@ class EngineRow:
         batches_per_s: Under full load, as the next four.
         gbytes_per_s: Activations, both ways.
         busy_share: Time in which the device computed.
-        bus_share: Bytes each way, of what pinned copies both ways at once reach in the same run.
+        bus_share: Bytes each way, of what pinned copies both ways at once reach in the same run, on
+            as many GPUs.
         compute_us: Kernels of a batch.
         alone_us: Median of one batch at a time, from call to return.
         device_us: Copies and kernels of it.
@@ -75,9 +78,9 @@ class EngineRow:
     device_us: float
 
 
-def csv_path(results: Path, gpu: str) -> Path:
-    """Where the rows of a GPU, by its slug, are."""
-    return results / f"{gpu}-engine.csv"
+def csv_path(results: Path, gpu: str, count: int) -> Path:
+    """Where the rows of so many GPUs, by their slug, are."""
+    return results / (f"{gpu}-engine.csv" if count == 1 else f"{gpu}-engine-x{count}.csv")
 
 
 def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[str]:
@@ -88,11 +91,18 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
         EngineError: a batch failed.
     """
     total = len(options.models) * len(CASES)
-    bus_bytes_per_s = measure_bus()
+    count = max(1, len(options.devices))
+    bus_bytes_per_s = count * measure_bus()
     rows: list[EngineRow] = []
     for model in options.models:
         engine, _ = create_engine(
-            model=None, preset=model, model_name=None, layers=None, device="auto", backend="fused"
+            model=None,
+            preset=model,
+            model_name=None,
+            layers=None,
+            device="auto",
+            devices=options.devices,
+            backend="fused",
         )
         engine.warm_up(max(case.tokens for case in CASES))
         for case in CASES:
@@ -105,14 +115,15 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
         **describe_environment(options.command, ("torch",), options.commit),
         **describe_gpu(),
         "seconds": options.seconds,
+        "gpus": count,
         "concurrency": engine.concurrency,
         "bus_bytes_per_s": bus_bytes_per_s,
     }
     slug = gpu_slug(str(about["gpu"]))
     options.results.mkdir(parents=True, exist_ok=True)
-    _write_rows(csv_path(options.results, slug), rows)
-    path = csv_path(options.results, slug).with_suffix(".json")
-    path.write_text(json.dumps(about, indent=1) + "\n")
+    path = csv_path(options.results, slug, count)
+    _write_rows(path, rows)
+    path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     return [_line(row) for row in rows]
 
 

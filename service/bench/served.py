@@ -26,18 +26,14 @@ Samples: TypeAlias = Mapping[str, float]
 class ServedModel:
     """`tilemlp serve` on a free port, until `close`.
 
-    Attributes:
-        url: Where it listens.
+    As a context manager it is ready inside.
     """
 
     def __init__(self, **settings: object) -> None:
-        """Start it, and wait until it is ready.
+        """Start it; `wait_ready` must follow.
 
         Args:
             settings: As variables `MLP_…`; others of the environment are not passed on.
-
-        Raises:
-            StartError: it ended or was not ready in time; the message holds its log.
         """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MLP_")}
         given = {"port": 0, "drain_delay_s": 0.0, **settings}
@@ -49,7 +45,12 @@ class ServedModel:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.url = self._wait_ready()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
 
     def samples(self) -> Samples:
         """Every series of /metrics."""
@@ -64,25 +65,28 @@ class ServedModel:
         self._process.wait(60)
         self._log.close()
 
-    def __enter__(self) -> ServedModel:
-        return self
+    def wait_ready(self) -> ServedModel:
+        """Until it answers.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _wait_ready(self) -> str:
+        Raises:
+            StartError: it ended or was not ready in time; the message holds its log.
+        """
         deadline = time.monotonic() + _START_S
         while self._process.poll() is None and time.monotonic() < deadline:
             if found := _LISTENING.search(self._text()):
                 self._port = int(found.group(1))
                 if self._is_ready():
-                    return f"http://127.0.0.1:{self._port}"
+                    return self
             time.sleep(0.1)
-        self._process.kill()
-        self._process.wait()
         log = self._text()
-        self._log.close()
+        self.close()
         raise StartError(f"service: it did not become ready:\n{log}")
+
+    def __enter__(self) -> ServedModel:
+        return self.wait_ready()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _is_ready(self) -> bool:
         try:

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 2 << 20
 PIECES = 4
 # Held by requests and answers at a time at most, since it cannot be swapped out and torch never
-# gives it back: a hundred bodies of 4 MiB and their answers, twice over. What comes on top is
-# ordinary memory, which is slower to copy.
+# gives it back (and rounds each up to a power of two): a hundred bodies of 4 MiB and their answers,
+# twice over. What comes on top is ordinary memory, which is slower to copy.
 LENT_BYTES = 2 << 30
 
 

@@ -136,10 +136,10 @@ def test_the_service_is_started_scraped_and_ended() -> None:
 
 def test_a_service_that_refuses_to_start_is_said_why() -> None:
     with pytest.raises(StartError, match=r"(?s)did not become ready.*device: string should match"):
-        ServedModel(device="tpu")
+        ServedModel(device="tpu").wait_ready()
 
 
 def test_a_service_that_never_becomes_ready_is_ended(monkeypatch) -> None:
     monkeypatch.setattr(served, "_START_S", 0.0)
     with pytest.raises(StartError, match="did not become ready"):
-        ServedModel(device="cpu")
+        ServedModel(device="cpu").wait_ready()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from service.bench.engine import make_row
+from service.bench.engine import csv_path, make_row
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
 from service.engine.base import Batch, BatchReport, DType, ModelSpec
 from service.errors import EngineError
@@ -84,3 +84,8 @@ def test_shares_are_of_the_time_and_of_the_bus() -> None:
     assert row.bus_share == pytest.approx(200 * 16 * 500 / 16e6)
     assert (row.busy_share, row.compute_us) == (0.75, 1500.0)
     assert (row.alone_us, row.device_us) == (900.0, 700.0)
+
+
+def test_files_of_several_gpus_have_a_name_of_their_own(tmp_path) -> None:
+    assert csv_path(tmp_path, "h200", 1) == tmp_path / "h200-engine.csv"
+    assert csv_path(tmp_path, "h200", 2) == tmp_path / "h200-engine-x2.csv"
