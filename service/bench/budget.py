@@ -117,9 +117,12 @@ def run_budget_bench(options: BudgetOptions, progress: Progress) -> list[str]:
     rows: list[BudgetRow] = []
     with ExitStack() as stack:
         # All at once, since starting takes longer than measuring; then one after the other.
-        started = [ServedModel(preset=model) for model in options.models]
-        served = [stack.enter_context(one) for one in started]
+        served = []
+        for model in options.models:
+            served.append(ServedModel(preset=model))
+            stack.callback(served[-1].close)
         for model, one in zip(options.models, served, strict=True):
+            one.wait_ready()
             for connections, count in LOADS:
                 progress(len(rows), total, f"{model}, {connections} x {count} rows")
                 rows.append(_measure(one, model, connections, count, options.seconds))

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from service.bench import served
-from service.bench.budget import STAGES, BudgetRow, make_row, read_rows, write_rows
+from service.bench import budget, served
+from service.bench.budget import (
+    LOADS,
+    STAGES,
+    BudgetOptions,
+    BudgetRow,
+    make_row,
+    read_rows,
+    run_budget_bench,
+    write_rows,
+)
 from service.bench.budget_plot import draw_budget, plot_budget
-from service.bench.served import ServedModel, parse_samples
+from service.bench.served import Samples, ServedModel, parse_samples
 from service.bench.soak import Window, gpu_bytes, summarise
 from service.errors import ConfigError, StartError
+from service.load.options import LoadOptions
 from service.load.report import LoadResult, Quantiles
 
 BEFORE = """\
@@ -85,6 +98,59 @@ def test_rows_are_read_as_they_were_written_and_drawn(tmp_path: Path) -> None:
     (panel,) = draw_budget(rows[:1]).axes
     widths = [bar.get_width() for bar in panel.patches]
     assert widths == [getattr(rows[0], stage) for stage in STAGES]
+
+
+class Pretending:
+    """Is ready at once, and has a scrape before and after each load."""
+
+    made: ClassVar[list[Pretending]] = []
+
+    def __init__(self, *, preset: str) -> None:
+        self.preset = preset
+        self.url = f"http://{preset}"
+        self.ready = self.closed = False
+        self.scrapes = 0
+        Pretending.made.append(self)
+
+    def wait_ready(self) -> None:
+        assert len(Pretending.made) == 2, "they start together"
+        self.ready = True
+
+    def samples(self) -> Samples:
+        assert self.ready
+        self.scrapes += 1
+        return parse_samples(BEFORE if self.scrapes % 2 else after())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_every_model_gets_every_load_and_a_line_at_once(tmp_path: Path, monkeypatch) -> None:
+    asked: list[LoadOptions] = []
+
+    def load(options: LoadOptions) -> SimpleNamespace:
+        if len(asked) == 4:
+            raise StartError("gone")
+        asked.append(options)
+        return SimpleNamespace(results=(result(),))
+
+    monkeypatch.setattr(Pretending, "made", [])
+    monkeypatch.setattr(budget, "ServedModel", Pretending)
+    monkeypatch.setattr(budget, "run_load", load)
+    options = BudgetOptions(("a", "b"), 2.0, tmp_path, "tilemlp bench budget", "0123")
+    with pytest.raises(StartError, match="gone"):
+        run_budget_bench(options, lambda *_: None)
+    assert [(one.url, one.connections, one.rows[0][0]) for one in asked] == [
+        *(("http://a", connections, rows) for connections, rows in LOADS),
+        ("http://b", *LOADS[0]),
+    ]
+    (path,) = tmp_path.glob("*-budget.csv")
+    assert [(one.model, one.connections, one.rows) for one in read_rows(path)] == [
+        *(("a", connections, rows) for connections, rows in LOADS),
+        ("b", *LOADS[0]),
+    ]
+    assert json.loads(path.with_suffix(".json").read_text())["commit"] == "0123"
+    assert all(one.closed for one in Pretending.made)
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
