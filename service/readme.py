@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.bench.decode_table import decode_bench_table
+from service.bench.engine_table import engine_bench_table
 from service.bench.kernel_table import kernel_bench_table
 from service.bench.markdown import markdown_table
 from service.bench.stub import StubEngine
@@ -99,6 +100,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "service bench": service_bench_table,
+    "engine bench": lambda: engine_bench_table(RESULTS),
     "kernels bench": lambda: kernel_bench_table(RESULTS),
     "decode bench": lambda: decode_bench_table(RESULTS),
     "containers": container_sentence,
