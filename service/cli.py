@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from service import __version__
-from service.config import Settings, load_settings, parse_layers
+from service.config import Settings, load_settings, parse_devices, parse_layers
 from service.engine.base import DType, Output
 from service.errors import ConfigError, StartError
 from service.load.options import Transport
@@ -78,6 +78,7 @@ def serve(**flags: Any) -> None:  # noqa: ANN401 - typed by settings_flags
     settings = load_settings(**flags)
     configure_logging(settings.log_level)
     layers = None if settings.layers is None else parse_layers(settings.layers)
+    devices = () if settings.devices is None else parse_devices(settings.devices)
     # Imported here so that neither `tilemlp load --help` nor a wrong setting waits for torch.
     from service.engine.create import create_engine
     from service.server import serve as run
@@ -90,6 +91,7 @@ def serve(**flags: Any) -> None:  # noqa: ANN401 - typed by settings_flags
             model_name=settings.model_name,
             layers=layers,
             device=settings.device,
+            devices=devices,
             backend=settings.backend,
             dispatch=settings.dispatch,
             autotune=settings.autotune,
@@ -268,7 +270,7 @@ def _run_gpu_bench(
 ) -> None:
     """Run with a progress bar, then print the lines that come back."""
     with Progress(console=_err, transient=True, disable=not _err.is_terminal) as bar:
-        task = bar.add_task("ceilings of this card", total=None)
+        task = bar.add_task("starting", total=None)
         lines = run(
             options,
             lambda done, total, what: bar.update(
@@ -394,6 +396,98 @@ def bench_decode(
         commit=commit,
     )
     _run_gpu_bench(run_decode_bench, options)
+
+
+@bench.command("engine")
+def bench_engine(
+    models: Annotated[
+        str, typer.Option(help="Presets whose shapes to measure, with commas.")
+    ] = "0.5b,7b",
+    devices: Annotated[
+        str | None, typer.Option(help="GPUs that get a replica each, such as 0,1.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of each case under load.")] = 1.0,
+    results: Annotated[Path, typer.Option(help="Directory for <gpu>-engine.csv and .json.")] = Path(
+        "service/bench/results"
+    ),
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to record where there is no checkout.")
+    ] = None,
+) -> None:
+    """Measure the fused engine alone, without HTTP: how busy it keeps the GPU."""
+    from service.bench.engine import EngineBenchOptions, run_engine_bench
+    from service.bench.kernel_options import parse_models, recorded_command
+
+    options = EngineBenchOptions(
+        models=parse_models(models),
+        devices=() if devices is None else parse_devices(devices),
+        seconds=seconds,
+        results=results,
+        command=recorded_command(sys.argv[1:]),
+        commit=commit,
+    )
+    _run_gpu_bench(run_engine_bench, options)
+
+
+@bench.command("budget")
+def bench_budget(
+    models: Annotated[
+        str, typer.Option(help="Presets whose shapes to serve, with commas.")
+    ] = "0.5b,7b",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each load.")] = 3.0,
+    results: Annotated[Path, typer.Option(help="Directory for <gpu>-budget.csv and .json.")] = Path(
+        "service/bench/results"
+    ),
+    plot: Annotated[
+        bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
+    ] = False,
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to record where there is no checkout.")
+    ] = None,
+) -> None:
+    """Measure where a request's time goes in the service under load."""
+    if plot:
+        from service.bench.budget_plot import plot_budget
+
+        for picture in plot_budget(results):
+            typer.echo(picture)
+        return
+    from service.bench.budget import BudgetOptions, run_budget_bench
+    from service.bench.kernel_options import parse_models, recorded_command
+
+    options = BudgetOptions(
+        models=parse_models(models),
+        seconds=seconds,
+        results=results,
+        command=recorded_command(sys.argv[1:]),
+        commit=commit,
+    )
+    _run_gpu_bench(run_budget_bench, options)
+
+
+@bench.command("soak")
+def bench_soak(
+    model: Annotated[str, typer.Option(help="Preset whose shape to serve.")] = "0.5b",
+    seconds: Annotated[float, typer.Option(min=1, help="In all.")] = 600.0,
+    results: Annotated[Path, typer.Option(help="Directory for <gpu>-soak.json.")] = Path(
+        "service/bench/results"
+    ),
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to record where there is no checkout.")
+    ] = None,
+) -> None:
+    """Keep the service under full load: errors, memory and latency, window by window."""
+    from service.bench.kernel_options import parse_models, recorded_command
+    from service.bench.soak import SoakOptions, run_soak
+
+    options = SoakOptions(
+        model=parse_models(model)[0],
+        seconds=seconds,
+        results=results,
+        command=recorded_command(sys.argv[1:]),
+        commit=commit,
+    )
+    _run_gpu_bench(run_soak, options)
 
 
 @bench.command("paper")

@@ -60,6 +60,12 @@ class Settings(BaseSettings):
         description="Torch device: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` is the GPU where "
         "torch finds one.",
     )
+    devices: str | None = Field(
+        default=None,
+        pattern=r"^\d{1,3}(,\d{1,3})*$",
+        description="GPUs that each get a replica of the weights, such as `0,1`, instead of "
+        "`device`. They share one queue; the one with least to do takes the next batch.",
+    )
     backend: Literal["auto", "fused", "reference"] = Field(
         default="auto",
         description="What computes: `fused` are the Hopper kernels, `reference` is torch in FP32; "
@@ -232,6 +238,18 @@ def _sentence(item: object) -> str:
         return str(message)
     value = "***" if location[0] == "api_key" else repr(item["input"])
     return f"{location[0]}: {message[0].lower()}{message[1:]}, is {value}"
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """GPU indices of the setting `devices`, in its order.
+
+    Raises:
+        ConfigError: one stands there twice.
+    """
+    devices = tuple(map(int, text.split(",")))
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"devices: must name each GPU once, is {text!r}")
+    return devices
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

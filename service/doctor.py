@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from service import __version__
-from service.config import Settings, load_settings, parse_layers
+from service.config import Settings, load_settings, parse_devices, parse_layers
 from service.engine.choose import Plan
-from service.engine.create import describe_plan, plan_engine
 from service.engine.gpus import describe_gpus
+from service.engine.plan import describe_plans, plan_engines
 from service.engine.weights import open_model
 from service.errors import StartError
 from service.kernels.abi import ABI_VERSION
@@ -35,27 +35,28 @@ def examine() -> tuple[list[tuple[str, str]], bool]:
     findings += [("gpu", gpu) for gpu in gpus] or [("gpu", "none that torch can use")]
     try:
         settings = load_settings()
-        plan = _plan(settings)
+        plans = _plan(settings)
     except StartError as error:
         return [*findings, ("settings", f"wrong: {error}")], False
     given = {name: value for name, value in settings if name in settings.model_fields_set}
     shown = ", ".join(f"{name}={value}" for name, value in given.items())
     findings.append(("settings", shown or "all at their defaults"))
-    findings.append(("backend", describe_plan(plan).removeprefix("backend ")))
+    findings.append(("backend", describe_plans(plans).removeprefix("backend ")))
     return findings, True
 
 
-def _plan(settings: Settings) -> Plan:
+def _plan(settings: Settings) -> list[Plan]:
     layers = None if settings.layers is None else parse_layers(settings.layers)
     source = open_model(
         settings.preset if settings.model is None else settings.model, layers=layers
     )
-    return plan_engine(
+    return plan_engines(
         source.spec,
         settings.device,
-        settings.backend,
-        settings.dispatch,
-        settings.max_batch_tokens,
+        () if settings.devices is None else parse_devices(settings.devices),
+        backend=settings.backend,
+        dispatch=settings.dispatch,
+        max_batch_tokens=settings.max_batch_tokens,
         autotune=settings.autotune,
     )
 

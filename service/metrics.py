@@ -161,7 +161,8 @@ class Metrics:
             "mlp_flops", "Model FLOPs of batches that succeeded; MFU is rate(this) / peak."
         )
         self._busy = CounterFamily(
-            "mlp_gpu_busy_seconds", "Seconds in which the device worked on batches."
+            "mlp_gpu_busy_seconds",
+            "Seconds in which the device worked on batches; the mean of several devices.",
         )
         self._shared_memory = CounterFamily(
             "mlp_shared_memory_moved_bytes",
@@ -181,7 +182,11 @@ class Metrics:
         self._read_gpus: Callable[[], Mapping[str, Mapping[str, float]]] = dict
         self._build = dict(build)
         if peak_flops is not None:
-            self.gauge("mlp_gpu_peak_flops", "Dense peak FLOP/s of the device.", lambda: peak_flops)
+            self.gauge(
+                "mlp_gpu_peak_flops",
+                "Dense peak FLOP/s of the device, or of all together.",
+                lambda: peak_flops,
+            )
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 from service.config import Settings
 from service.engine.base import Engine
 from service.http_server import HttpServer
 from service.runtime import Runtime
 from service.workers.server import EngineServer
+
+# A thread of the engine that comes back from the device waits so long for the interpreter when the
+# event loop is busy; by default it were 5 ms, many times what a batch takes.
+_SWITCH_INTERVAL_S = 1e-4
 
 
 class Server(HttpServer):
@@ -50,6 +55,7 @@ def serve(settings: Settings, engine: Engine, reason: str = "") -> int:
     Returns:
         The exit status: 0 after a drain in which everything was answered, else 1.
     """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     server = create_server(settings, engine, reason)
     try:
         server.run()

@@ -21,6 +21,7 @@ GIVEN: dict[str, tuple[str, object]] = {
     "preset": ("qwen2.5-7b", "qwen2.5-7b"),
     "layers": ("0-3,7", "0-3,7"),
     "device": ("cuda:1", "cuda:1"),
+    "devices": ("0,1", "0,1"),
     "backend": ("fused", "fused"),
     "dispatch": ("kernel2", "kernel2"),
     "autotune": ("true", True),

@@ -81,7 +81,7 @@ RULES = {
         "litserve bentoml _bentoml_sdk ray fastapi starlette numpy torch matplotlib",
     ),
     "bench": Row(
-        "load server engine kernels config errors log metrics",
+        "load server batching engine kernels config errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench.peers bench runtime config errors metrics"),

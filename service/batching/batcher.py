@@ -17,13 +17,13 @@ from typing import Protocol, TypeAlias
 
 from service.batching.policy import Limits, Take, Wait, select_batch
 from service.batching.request import Answer, GroupKey, PendingRequest, State
-from service.engine.base import BatchReport, Buffer, ModelSpec
+from service.engine.base import BatchReport, ModelSpec
 from service.errors import Cancelled, DeadlineExceeded, EngineDead, EngineError, ServiceError
 from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-Outcome: TypeAlias = tuple[BatchReport, Sequence[Buffer]] | BaseException
+Outcome: TypeAlias = tuple[BatchReport, Sequence[memoryview]] | BaseException
 Done: TypeAlias = Callable[[Outcome], None]
 
 
@@ -241,7 +241,7 @@ class Batcher:
         members: list[PendingRequest],
         tokens: int,
         report: BatchReport,
-        outputs: Sequence[Buffer],
+        outputs: Sequence[memoryview],
     ) -> None:
         self._metrics.batch_succeeded(
             tokens=tokens,
@@ -255,7 +255,7 @@ class Batcher:
             queue_s = member.started - member.arrival
             self._finish(
                 member,
-                Answer(memoryview(data), report.kernel, tokens, queue_s, now - member.started),
+                Answer(data, report.kernel, tokens, queue_s, now - member.started),
             )
 
     def _failed(self, members: list[PendingRequest], error: BaseException) -> None:

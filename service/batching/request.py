@@ -53,8 +53,8 @@ class Answer:
     """What the engine computed for one request.
 
     Attributes:
-        data: [tokens, width] in the request's output dtype, in memory that belongs to this answer
-            alone for as long as anybody can see it; or where the request wanted it.
+        data: [tokens, width] in the request's output dtype, in memory that is nobody else's for as
+            long as anything refers to it, or until `release`; or where the request wanted it.
         kernel: The gate/up kernel that ran; `none` where there was nothing to compute.
         batch_tokens: Rows of the batch that this request was part of.
         queue_s: From joining the queue to the start of the batch.

@@ -11,8 +11,11 @@ from typing import TypeAlias, TypeVar
 
 from service.batching.batcher import Done
 from service.batching.request import PendingRequest
-from service.engine.base import Batch, BatchReport, Buffer, Engine, Segment
+from service.engine.base import Batch, BatchReport, Buffer, Engine, LendsHostMemory, Segment
 from service.errors import EngineDead
+
+# Of several answers together.
+_BLOCK_BYTES = 4 << 20
 
 _Job: TypeAlias = Callable[[], None]
 _Result = TypeVar("_Result")
@@ -27,6 +30,9 @@ class EngineWorker:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._allocate: Callable[[int], Buffer] = (
+            engine.allocate_host if isinstance(engine, LendsHostMemory) else bytearray
+        )
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._dead: EngineDead | None = None
@@ -89,13 +95,12 @@ class EngineWorker:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
-    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[Buffer]]:
-        # Unless the request brings its own: fresh memory per answer, because the transport may hold
-        # on to it long after; allocated here so that its page faults are paid by this thread and
-        # not by the event loop.
-        outputs: list[Buffer] = [
-            bytearray(member.output_nbytes) if member.output_data is None else member.output_data
-            for member in members
+    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[memoryview]]:
+        # Here, so that page faults are paid by this thread and not by the event loop.
+        sizes = [member.output_nbytes for member in members if member.output_data is None]
+        fresh = iter(allocate_outputs(sizes, self._allocate))
+        outputs = [
+            next(fresh) if member.output_data is None else member.output_data for member in members
         ]
         layer, output = members[0].key
         segments = [
@@ -103,12 +108,46 @@ class EngineWorker:
                 tokens=member.tokens,
                 input=member.data,
                 input_dtype=member.dtype,
-                output=memoryview(data),
+                output=data,
                 output_dtype=member.output_dtype,
             )
             for member, data in zip(members, outputs, strict=True)
         ]
         return self._engine.run(Batch(layer, output, segments)), outputs
+
+
+def allocate_outputs(sizes: Sequence[int], allocate: Callable[[int], Buffer]) -> list[memoryview]:
+    """Fresh memory for each answer, because the transport may hold on to it long after.
+
+    Answers lie one behind the other in blocks, which are asked for and copied to at once; but
+    whoever is slow to read its answer keeps a whole block, so a block is small, or one answer.
+
+    Args:
+        sizes: Of the answers, in bytes.
+        allocate: Makes a block that is freed when nothing refers to it.
+    """
+    outputs: list[memoryview] = []
+    first = 0
+    while first < len(sizes):
+        starts = [0]
+        ends = first + 1
+        nbytes = sizes[first]
+        while ends < len(sizes) and _aligned(nbytes) + sizes[ends] <= _BLOCK_BYTES:
+            starts.append(_aligned(nbytes))
+            nbytes = starts[-1] + sizes[ends]
+            ends += 1
+        block = memoryview(allocate(nbytes))
+        outputs += [
+            block[start : start + size]
+            for start, size in zip(starts, sizes[first:ends], strict=True)
+        ]
+        first = ends
+    return outputs
+
+
+def _aligned(nbytes: int) -> int:
+    """Where the next answer may begin, whatever its element type."""
+    return -(-nbytes // 8) * 8
 
 
 def _resolve(future: asyncio.Future[None], error: BaseException | None) -> None:

@@ -60,6 +60,12 @@ class ModelSpec:
         """Columns of the answer."""
         return self.hidden_size if output is Output.MLP else self.intermediate_size
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all resident layers."""
+        per_layer = 3 * self.hidden_size * self.intermediate_size * self.dtype.itemsize
+        return len(self.layers) * per_layer
+
     def flops(self, output: Output, tokens: int) -> int:
         """Model FLOPs of a batch: 2 per multiply-add, the activation not counted."""
         per_token = 6 if output is Output.MLP else 4
@@ -189,7 +195,10 @@ class LendsHostMemory(Protocol):
     """What an engine may have besides; asked for with isinstance."""
 
     def allocate_host(self, nbytes: int) -> Buffer:
-        """Writable host memory that the device reads fast; freed when it is dropped."""
+        """Writable host memory that the device reads and writes fast; freed when it is dropped.
+
+        Called from any thread. Nobody else gets it while anything refers to it.
+        """
 
 
 @runtime_checkable

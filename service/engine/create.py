@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,22 +12,22 @@ import torch
 from service.engine.autotune import autotune as measure_or_read
 from service.engine.autotune import cache_path
 from service.engine.base import Engine, ModelSpec
-from service.engine.choose import (
-    Plan,
-    Setting,
-    choose_backend,
-    memory_need,
-    read_gpu,
-    read_library,
-)
+from service.engine.choose import Plan, Setting
 from service.engine.cuda_device import CudaDevice
-from service.engine.dispatch import Mode, is_plain, validate_dispatch
+from service.engine.dispatch import Mode
 from service.engine.fused import SLOTS, FusedEngine
 from service.engine.gate_up import GateUp
 from service.engine.gpus import gpu_slug
+from service.engine.plan import describe_plans, plan_engines
 from service.engine.reference import ReferenceEngine
-from service.engine.weights import Progress, ResidentModel, load_model, open_model
-from service.errors import ConfigError
+from service.engine.replicas import ReplicatedEngine
+from service.engine.weights import (
+    ModelSource,
+    Progress,
+    ResidentModel,
+    load_model,
+    open_model,
+)
 from service.kernels.dispatch_table import (
     TABLES,
     DispatchTable,
@@ -46,6 +48,7 @@ def create_engine(
     model_name: str | None,
     layers: tuple[int, ...] | None,
     device: str,
+    devices: tuple[int, ...] = (),
     backend: Setting = "auto",
     dispatch: Mode = "table",
     autotune: bool = False,
@@ -60,11 +63,13 @@ def create_engine(
         model_name: What clients call the model; by default the checkpoint's directory or preset.
         layers: Layers to load; by default all of a checkpoint and layer 0 of a preset.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        devices: GPUs that each get a replica, instead of `device`.
         backend: `auto` is the fused kernels wherever they run; `fused` refuses anything else.
         dispatch: Which gate/up kernel the fused backend takes.
         autotune: Measure the kernels for this model's shape first, or read what was measured.
         max_batch_tokens: What `warm_up` will be told, for knowing whether memory suffices.
-        progress: Called after each layer with the number of layers loaded and their total.
+        progress: Called after each layer with the number of layers loaded and their total, which
+            counts those of every replica.
 
     Returns:
         The engine, and a sentence saying which backend and device were chosen and why.
@@ -74,23 +79,90 @@ def create_engine(
         CheckpointError: the checkpoint cannot be served.
     """
     source = open_model(preset if model is None else model, name=model_name, layers=layers)
-    plan = plan_engine(source.spec, device, backend, dispatch, max_batch_tokens, autotune=autotune)
-    said = describe_plan(plan)
-    if plan.backend == "fused":
-        gpu = CudaDevice(plan.device)
-        # Before the weights are read: what is wrong with the kernels is said at once.
-        gate_up = bind_kernels(source.spec, dispatch, gpu)
-        resident = load_model(source, device=plan.device, progress=progress)
-        if autotune:
-            gate_up = tune_kernels(resident, dispatch, gpu, max_batch_tokens, model)
-        logger.info("dispatch by %s: %s", dispatch, gate_up.describe(max_batch_tokens))
-        return FusedEngine(resident, gpu, gate_up), said
-    if plan.device.type != "cpu":
-        logger.warning("%s", said)
-    if autotune or dispatch != "table":
-        logger.warning("autotune and dispatch are for the fused kernels, which do not run here")
-    resident = load_model(source, device=plan.device, progress=progress)
-    return ReferenceEngine(resident, plan.device), said
+    plans = plan_engines(
+        source.spec,
+        device,
+        devices,
+        backend=backend,
+        dispatch=dispatch,
+        max_batch_tokens=max_batch_tokens,
+        autotune=autotune,
+    )
+    said = describe_plans(plans)
+    if plans[0].backend == "reference":
+        if plans[0].device.type != "cpu":
+            logger.warning("%s", said)
+        if autotune or dispatch != "table":
+            logger.warning("autotune and dispatch are for the fused kernels, which do not run here")
+    wanted = FusedOptions(dispatch, autotune, max_batch_tokens, model, SLOTS * len(plans))
+    engines = [
+        _serve_on(plan, source, wanted, _share_of(progress, index, len(plans)))
+        for index, plan in enumerate(plans)
+    ]
+    return (engines[0] if len(engines) == 1 else ReplicatedEngine(engines)), said
+
+
+@dataclass(frozen=True, slots=True)
+class FusedOptions:
+    """What the fused engine is told besides the weights.
+
+    Attributes:
+        checkpoint: Beside which a tuned table is kept.
+        threads: That will run batches.
+    """
+
+    dispatch: Mode
+    autotune: bool
+    max_batch_tokens: int
+    checkpoint: Path | None
+    threads: int
+
+
+def _serve_on(
+    plan: Plan, source: ModelSource, wanted: FusedOptions, progress: Progress | None
+) -> Engine:
+    """Load the weights to a device, and the engine around them."""
+    if plan.backend == "reference":
+        return ReferenceEngine(load_timed(source, plan.device, progress), plan.device)
+    gpu = CudaDevice(plan.device, default_launcher().library)
+    # Before the weights are read: what is wrong with the kernels is said at once.
+    gate_up = bind_kernels(source.spec, wanted.dispatch, gpu)
+    resident = load_timed(source, plan.device, progress)
+    if wanted.autotune:
+        gate_up = tune_kernels(
+            resident, wanted.dispatch, gpu, wanted.max_batch_tokens, wanted.checkpoint
+        )
+    described = gate_up.describe(wanted.max_batch_tokens)
+    logger.info("dispatch by %s: %s", wanted.dispatch, described)
+    return FusedEngine(resident, gpu, gate_up, threads=wanted.threads)
+
+
+def load_timed(
+    source: ModelSource, device: torch.device, progress: Progress | None
+) -> ResidentModel:
+    """Make the weights resident, and log at which rate."""
+    began = time.perf_counter()
+    resident = load_model(source, device=device, progress=progress)
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - began
+    nbytes = source.spec.weight_bytes
+    logger.info(
+        "%d layers, %.2f GB, resident on %s in %.1f s: %.2f GB/s",
+        len(source.spec.layers),
+        nbytes / 1e9,
+        device,
+        seconds,
+        nbytes / 1e9 / seconds,
+    )
+    return resident
+
+
+def _share_of(progress: Progress | None, index: int, count: int) -> Progress | None:
+    """Of one of several replicas that are loaded one after the other."""
+    if progress is None or count == 1:
+        return progress
+    return lambda done, total: progress(index * total + done, count * total)
 
 
 def bind_kernels(model: ModelSpec, dispatch: Mode, gpu: CudaDevice) -> GateUp:
@@ -141,65 +213,3 @@ def tune_kernels(
         sizes = measure_or_read(resident, launcher, gpu, max_batch_tokens, path)
     table = DispatchTable(sizes, launcher.library)
     return GateUp(launcher, resident.spec, dispatch, gpu.num_sms, table)
-
-
-def plan_engine(
-    model: ModelSpec,
-    device: str,
-    backend: Setting,
-    dispatch: Mode,
-    max_batch_tokens: int,
-    *,
-    autotune: bool = False,
-) -> Plan:
-    """Which backend and device would serve a model on this machine, and why.
-
-    Raises:
-        ConfigError: torch finds no such device, there is no such kernel, the backend cannot run, or
-            there is nothing to tune.
-    """
-    chosen, why_device = select_device(device)
-    library = read_library()
-    plan = choose_backend(
-        backend,
-        chosen,
-        why_device,
-        model,
-        memory_need(model, max_batch_tokens, SLOTS),
-        gpu=read_gpu(chosen),
-        library=library,
-        may_leave_gpu=device == "auto",
-    )
-    if plan.backend == "fused" and isinstance(library, Library):
-        validate_dispatch(dispatch, library.configs, plain=is_plain(model))
-        if autotune and not is_plain(model):
-            raise ConfigError(
-                "autotune: must be off for other models than bf16 with SiLU, whose kernels have no "
-                f"alternatives; this one is {model.dtype.value} with {model.activation}"
-            )
-    return plan
-
-
-def describe_plan(plan: Plan) -> str:
-    """The sentence that log, `doctor`, metadata and metrics show."""
-    return f"backend {plan.backend} on {plan.device}: {plan.reason}"
-
-
-def select_device(text: str) -> tuple[torch.device, str]:
-    """The device of a setting, and why.
-
-    Raises:
-        ConfigError: torch finds no such device.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text == "auto":
-        if count:
-            return torch.device("cuda", 0), f"torch finds {torch.cuda.get_device_name(0)}"
-        return torch.device("cpu"), "torch finds no GPU"
-    device = torch.device(text)
-    if device.type == "cpu":
-        return device, "the setting device says so"
-    index = device.index or 0
-    if index >= count:
-        raise ConfigError(f"device: must be one of the {count} GPUs that torch finds, is {text!r}")
-    return torch.device("cuda", index), "the setting device says so"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
+
+from service.kernels.launcher import current_device, stream_of
+from service.kernels.library import Library
+from service.kernels.transfer import Staging, Transfer
 
 
 class CudaDevice:
@@ -16,8 +18,18 @@ class CudaDevice:
     would take turns in L2, and neither's time could be told.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, library: Library) -> None:
+        """Make the streams.
+
+        Args:
+            device: With its index.
+            library: Whose copies are used.
+
+        Raises:
+            LibraryError: the library has no such functions.
+        """
         self.device = device
+        self._transfer = Transfer(library)
         self.name = torch.cuda.get_device_name(device)
         properties = torch.cuda.get_device_properties(device)
         self.num_sms: int = properties.multi_processor_count
@@ -27,22 +39,19 @@ class CudaDevice:
         )
         # Graphs allocate nothing, and with a pool each would make torch keep thousands.
         self._pool = torch.cuda.graph_pool_handle()
-        self._thread = threading.local()
 
     def enter(self) -> None:
-        """Make `compute` the calling thread's current stream, for good."""
-        if not getattr(self._thread, "entered", False):
-            torch.cuda.set_stream(self.compute)
-            # Binds CUDA's context to the thread, which torch misses where cuBLAS comes first.
-            self.compute.query()
-            # Conversions of rows are too short for a team of threads, which was measured to take
-            # 250 µs for 114 KB.
-            torch.set_num_threads(1)
-            self._thread.entered = True
-
-    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
-        """Make a stream current for a while."""
-        return torch.cuda.stream(stream)
+        """Make `compute` the calling thread's current stream, on this GPU."""
+        index = self.device.index
+        # Not once and for all: the thread may have run batches of another engine since.
+        if current_device() == index and stream_of(index) == self.compute.cuda_stream:
+            return
+        torch.cuda.set_stream(self.compute)
+        # Binds CUDA's context to the thread, which torch misses where cuBLAS comes first.
+        self.compute.query()
+        # Conversions of rows are too short for a team of threads, which was measured to take
+        # 250 µs for 114 KB.
+        torch.set_num_threads(1)
 
     def empty(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Device memory, with whatever was left in it."""
@@ -52,9 +61,69 @@ class CudaDevice:
         """Page-locked host memory of bytes: the only kind that is copied without waiting."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether host memory is page-locked, by whomever."""
-        return tensor.is_pinned()
+    def staging(self, memory: torch.Tensor, piece_bytes: int, count: int) -> Staging:
+        """For copies through that pinned memory, which the caller keeps."""
+        with torch.cuda.device(self.device):
+            return self._transfer.staging(memory.data_ptr(), piece_bytes, count)
+
+    def send(
+        self,
+        staging: Staging,
+        spans: bytes,
+        x: torch.Tensor,
+        begin: torch.cuda.Event,
+        arrived: torch.cuda.Event,
+    ) -> None:
+        """Enqueue the spans to the first rows of x on `h2d`, between the two events."""
+        self._transfer.send(
+            staging,
+            spans,
+            x.data_ptr(),
+            self.h2d.cuda_stream,
+            begin.cuda_event,
+            arrived.cuda_event,
+        )
+
+    def receive(
+        self,
+        staging: Staging,
+        source: torch.Tensor,
+        spans: bytes,
+        after: torch.cuda.Event,
+        end: torch.cuda.Event,
+    ) -> float:
+        """Fill the spans from the first rows of source on `d2h`; returns when all are filled.
+
+        Args:
+            staging: For what is not copied to where it goes.
+            source: Rows on the device.
+            spans: As `transfer.pack_spans` makes them.
+            after: What the copies wait for.
+            end: Recorded behind the last.
+
+        Returns:
+            Seconds of host time after the last copy had ended.
+        """
+        return self._transfer.receive(
+            staging,
+            source.data_ptr(),
+            spans,
+            self.d2h.cuda_stream,
+            after.cuda_event,
+            end.cuda_event,
+        )
+
+    def gather(self, spans: bytes, target: torch.Tensor) -> None:
+        """Copy the spans to the first rows of host memory."""
+        self._transfer.gather(spans, target.data_ptr())
+
+    def scatter(self, source: torch.Tensor, spans: bytes, after: torch.cuda.Event) -> float:
+        """Wait, then fill the spans from the first rows of host memory.
+
+        Returns:
+            Seconds of host time after the event.
+        """
+        return self._transfer.scatter(source.data_ptr(), spans, after.cuda_event)
 
     def pin(self, memory: torch.Tensor) -> None:
         """Page-lock host memory that somebody else allocated, from any thread.
@@ -79,13 +148,19 @@ class CudaDevice:
 
     def event(self) -> torch.cuda.Event:
         """For waiting."""
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return self._made(torch.cuda.Event())  # type: ignore[no-untyped-call]
 
     def timer(self, *, in_graph: bool = False) -> torch.cuda.Event:
         """For measuring; one recorded inside a graph is recorded again by each replay."""
-        return torch.cuda.Event(  # type: ignore[no-untyped-call]
+        timer = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=True, external=in_graph
         )
+        return timer if in_graph else self._made(timer)
+
+    def _made(self, event: torch.cuda.Event) -> torch.cuda.Event:
+        """Recorded once, since torch makes an event only then, and before has no handle of it."""
+        event.record(self.compute)
+        return event
 
     def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
         """What `enqueue` puts on the current stream, as a graph; it allocates nothing.

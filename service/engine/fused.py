@@ -23,10 +23,11 @@ from service.engine.dispatch import KERNEL1, KERNEL2
 from service.engine.faults import device_faults
 from service.engine.gate_up import GateUp
 from service.engine.gpus import identify
+from service.engine.host_memory import HostMemory
 from service.engine.known_answers import KnownAnswers
 from service.engine.peaks import peak_flops
 from service.engine.slot import Seconds, Slot
-from service.engine.staging import DIRECT_BYTES
+from service.engine.spans import Spans, convert_outputs, input_spans, output_spans
 from service.engine.warm_up import capture, load_kernels, prepare_threads
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
@@ -34,16 +35,20 @@ from service.errors import EngineError
 logger = logging.getLogger(__name__)
 
 DOWN = "down"
-# One batch computes while another is copied. A third was measured to be in the way on an H200 host:
-# its thread wants the interpreter too (512 rows of 0.5B: 1481 batches/s with two, 1209 with three).
-SLOTS = 2
+# One batch comes in, one computes, one goes out.
+SLOTS = 3
 
 
 class FusedEngine:
     """Implements `service.engine.base.Engine`, `OnGpus`, `LendsHostMemory`, `PinsHostMemory`."""
 
     def __init__(
-        self, model: ResidentModel, device: CudaDevice, gate_up: GateUp, slots: int = SLOTS
+        self,
+        model: ResidentModel,
+        device: CudaDevice,
+        gate_up: GateUp,
+        slots: int = SLOTS,
+        threads: int = SLOTS,
     ) -> None:
         """Take over a resident model.
 
@@ -52,6 +57,7 @@ class FusedEngine:
             device: A Hopper GPU.
             gate_up: The kernels, bound to the same model.
             slots: Batches in flight at most.
+            threads: That will call `run`; with several GPUs more than run batches here at a time.
         """
         # Or cuBLAS may add up partial sums of down in the narrow type.
         matmul = torch.backends.cuda.matmul
@@ -61,7 +67,9 @@ class FusedEngine:
         self._device = device
         self._gate_up = gate_up
         self._count = slots
+        self._threads = max(slots, threads)
         self._slots: SimpleQueue[Slot] = SimpleQueue()
+        self._memory = HostMemory(device)
         self._buckets: Mapping[Output, tuple[int, ...]] = {}
         # Keeps a batch's calls together on the kernels' stream, so that its timers are its own.
         self._submitting = threading.Lock()
@@ -104,15 +112,8 @@ class FusedEngine:
         return peak_flops(self.device, self.model.dtype)
 
     def allocate_host(self, nbytes: int) -> Buffer:
-        """Memory for inputs; pinned where they are copied to the device from where they are."""
-        if nbytes < DIRECT_BYTES:
-            return bytearray(nbytes)
-        try:
-            return self._device.pinned(nbytes).numpy().data
-        except RuntimeError as error:
-            # Slower to copy from, but memory all the same.
-            logger.warning("%d bytes could not be pinned: %s", nbytes, error)
-            return bytearray(nbytes)
+        """Memory for inputs and answers, which are copied from and to where they are."""
+        return self._memory.allocate(nbytes)
 
     @property
     def direct_bytes(self) -> int:
@@ -145,7 +146,7 @@ class FusedEngine:
             largest = max((max_batch_tokens, *(b[-1] for b in self._buckets.values() if b)))
             slots = [Slot(self._device, self.model, largest) for _ in range(self._count)]
             weights = self._resident.layers[self.model.layers[0]]
-            prepare_threads(self._device, slots, weights)
+            prepare_threads(self._device, slots, weights, self._threads)
             load_kernels(
                 self._device, slots[0], self._gate_up, weights, self._buckets, max_batch_tokens
             )
@@ -175,7 +176,6 @@ class FusedEngine:
                 # Nothing may still read or write the batch's memory when its owner hears of it;
                 # and a device that is lost says so here.
                 self._device.synchronize()
-                slot.upload.reset()
                 raise
             finally:
                 self._slots.put(slot)
@@ -207,31 +207,42 @@ class FusedEngine:
         return self._report(batch.output, bucket or tokens, seconds, host_s)
 
     def _run_graph(self, slot: Slot, batch: Batch, bucket: int) -> tuple[Seconds, float]:
-        slot.upload.fill_piece(batch.segments)
+        device, width = self._device, self.model.width(batch.output)
+        inputs = self._spans_in(batch)
+        device.gather(inputs.packed, slot.upload.first)
         with self._submitting:
             slot.graphs[batch.layer, batch.output, bucket]()
-            slot.done.record()
-        slot.done.synchronize()
-        arrived = time.perf_counter()
-        slot.download.empty_piece(batch.segments, self.model.width(batch.output))
-        return slot.graph_timers.read(batch.output), time.perf_counter() - arrived
+            slot.done.record(device.compute)
+        outputs = self._spans_out(batch, width)
+        host_s = device.scatter(slot.download.first, outputs.packed, slot.done)
+        return slot.graph_timers.read(batch.output), host_s + convert_outputs(outputs, width)
 
     def _run_large(self, slot: Slot, batch: Batch, tokens: int) -> tuple[Seconds, float]:
-        device, timers = self._device, slot.timers
-        with device.on(device.h2d):
-            timers.begin.record()
-            slot.upload.send(batch.segments, slot.x[:tokens])
-            timers.arrived.record()
+        device, timers, width = self._device, slot.timers, self.model.width(batch.output)
+        inputs = self._spans_in(batch)
+        device.send(slot.upload.staging, inputs.packed, slot.x, timers.begin, timers.arrived)
         with self._submitting:
             device.compute.wait_event(timers.arrived)
             weights = self._resident.layers[batch.layer]
             slot.compute(self._gate_up, weights, batch.output, tokens, timers)
-            slot.done.record()
-        with device.on(device.d2h):
-            device.d2h.wait_event(slot.done)
-            result = slot.result(batch.output, tokens)
-            host_s = slot.download.receive(result, batch.segments, timers.end)
-        return timers.read(batch.output), host_s
+            slot.done.record(device.compute)
+        # While it computes.
+        outputs = self._spans_out(batch, width)
+        host_s = device.receive(
+            slot.download.staging,
+            slot.result(batch.output, tokens),
+            outputs.packed,
+            slot.done,
+            timers.end,
+        )
+        return timers.read(batch.output), host_s + convert_outputs(outputs, width)
+
+    def _spans_in(self, batch: Batch) -> Spans:
+        spec = self.model
+        return input_spans(batch.segments, spec.dtype, spec.hidden_size, self._memory.allocate)
+
+    def _spans_out(self, batch: Batch, width: int) -> Spans:
+        return output_spans(batch.segments, self.model.dtype, width, self._memory.allocate)
 
     def _report(self, output: Output, tokens: int, seconds: Seconds, host_s: float) -> BatchReport:
         chosen = self._gate_up.choose(tokens)

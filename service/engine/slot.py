@@ -10,7 +10,7 @@ import torch
 
 from service.engine.base import ModelSpec, Output
 from service.engine.cuda_device import CudaDevice
-from service.engine.staging import Download, Upload
+from service.engine.host_memory import Pieces
 from service.engine.weights import TORCH_DTYPES, ResidentLayer
 
 
@@ -67,6 +67,8 @@ class Slot:
         x: [capacity, hidden_size] on the device, of the resident dtype, like the next two.
         gated: [capacity, intermediate_size].
         answer: [capacity, hidden_size].
+        upload: What inputs pass through that are not copied from where they are.
+        download: The same for answers.
         graphs: Launches of whole small batches, by layer, output and bucket.
     """
 
@@ -77,8 +79,9 @@ class Slot:
         self.x = device.empty(capacity, hidden, dtype)
         self.gated = device.empty(capacity, intermediate, dtype)
         self.answer = device.empty(capacity, hidden, dtype)
-        self.upload = Upload(device, model.dtype, hidden)
-        self.download = Download(device, model.dtype, max(hidden, intermediate))
+        self.upload = Pieces(device, model, ())
+        self.download = Pieces(device, model, tuple(Output))
+        self._stream = device.compute
         self.timers = Timers(device, in_graph=False)
         self.graph_timers = Timers(device, in_graph=True)
         self.done = device.event()
@@ -96,25 +99,23 @@ class Slot:
         tokens: int,
         timers: Timers,
     ) -> None:
-        """Enqueue the kernels of a batch on the current stream."""
+        """Enqueue the kernels of a batch on the device's stream for them, the current one."""
         gated = self.gated[:tokens]
-        timers.started.record()
+        timers.started.record(self._stream)
         products.run(self.x[:tokens], weights.gate_up, gated)
-        timers.gated.record()
+        timers.gated.record(self._stream)
         if output is Output.MLP:
             torch.mm(gated, weights.down.T, out=self.answer[:tokens])
-            timers.computed.record()
+            timers.computed.record(self._stream)
 
     def enqueue_small(
         self, products: Products, weights: ResidentLayer, output: Output, tokens: int
     ) -> None:
-        """Enqueue a whole batch from the first piece to the first piece; what a graph captures."""
+        """Enqueue a whole batch, from a piece to a piece; what a graph captures."""
         result, timers = self.result(output, tokens), self.graph_timers
-        timers.begin.record()
-        self.x[:tokens].copy_(
-            self.upload.pieces.rows(0, tokens, self.x.shape[1]), non_blocking=True
-        )
-        timers.arrived.record()
+        timers.begin.record(self._stream)
+        self.x[:tokens].copy_(self.upload.rows(tokens, self.x.shape[1]), non_blocking=True)
+        timers.arrived.record(self._stream)
         self.compute(products, weights, output, tokens, timers)
-        self.download.pieces.rows(0, tokens, result.shape[1]).copy_(result, non_blocking=True)
-        timers.end.record()
+        self.download.rows(tokens, result.shape[1]).copy_(result, non_blocking=True)
+        timers.end.record(self._stream)

@@ -14,13 +14,15 @@ from service.engine.slot import Products, Slot
 from service.engine.weights import ResidentLayer, ResidentModel
 
 
-def prepare_threads(device: CudaDevice, slots: Sequence[Slot], weights: ResidentLayer) -> None:
-    """Have as many cuBLAS handles with a workspace as there will be threads, one per slot.
+def prepare_threads(
+    device: CudaDevice, slots: Sequence[Slot], weights: ResidentLayer, count: int
+) -> None:
+    """Have as many cuBLAS handles with a workspace as there will be threads.
 
     torch makes one per thread at its first product; a thread that ends leaves its own behind for
     the next, so these are what the engine's threads will find.
     """
-    together = threading.Barrier(len(slots))
+    together = threading.Barrier(count)
     errors: list[BaseException] = []
 
     def work(slot: Slot) -> None:
@@ -34,6 +36,7 @@ def prepare_threads(device: CudaDevice, slots: Sequence[Slot], weights: Resident
             errors.append(error)
             together.abort()
 
+    slots = [slots[index % len(slots)] for index in range(count)]
     threads = [threading.Thread(target=work, args=(slot,)) for slot in slots]
     for thread in threads:
         thread.start()

@@ -34,7 +34,7 @@ class Started:
 
     def succeed(self, report: BatchReport = REPORT) -> None:
         """Answer each member with its own number of bytes."""
-        self.end((report, [bytearray(member.output_nbytes) for member in self.members]))
+        self.end((report, [memoryview(bytearray(m.output_nbytes)) for m in self.members]))
 
     def end(self, outcome: Outcome) -> None:
         """As the engine's thread does: the batcher hears of it in a later iteration."""

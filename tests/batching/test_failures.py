@@ -224,7 +224,7 @@ async def test_a_report_that_makes_no_sense_is_fatal_and_nobody_hangs(bug: str):
     members = [harness.submit(tokens) for tokens in (4, 4)]
     waiting = harness.submit(5)
     await settle()
-    report, outputs = REPORT, [bytearray(), bytearray()]
+    report, outputs = REPORT, [memoryview(b""), memoryview(b"")]
     if bug == "unknown kernel":
         report = BatchReport("new", (("new", 0.1),))
     elif bug == "unknown stage":

@@ -208,11 +208,11 @@ async def test_each_member_gets_its_own_output_and_the_times_of_its_batch():
     await settle()
     await asyncio.sleep(2)
     batch = harness.started[1]
-    outputs = [bytearray(b"one"), bytearray(b"two")]
+    outputs = [memoryview(bytearray(b"one")), memoryview(bytearray(b"two"))]
     batch.end((_report("fake"), outputs))
     answers = [await answer(request) for request in others]
     assert [bytes(a.data) for a in answers] == [b"one", b"two"]
-    assert [a.data.obj for a in answers] == outputs
+    assert all(a.data is output for a, output in zip(answers, outputs, strict=True))
     for found in answers:
         assert (found.kernel, found.batch_tokens) == ("fake", 3)
         assert found.queue_s == pytest.approx(3, abs=1e-6)
@@ -230,7 +230,7 @@ async def test_what_is_counted():
     harness.submit(3, output=Output.GATED)
     harness.submit(2, output=Output.GATED)
     await asyncio.sleep(1)
-    harness.started[0].end((_report("fake"), [bytearray(), bytearray()]))
+    harness.started[0].end((_report("fake"), [memoryview(b""), memoryview(b"")]))
     await settle()
     harness.submit(4)
     await settle()

@@ -8,11 +8,12 @@ import threading
 import numpy as np
 import pytest
 
+from service.batching import worker as worker_module
 from service.batching.admission import Admission
 from service.batching.arena import Arena
 from service.batching.batcher import Outcome
 from service.batching.request import PendingRequest
-from service.batching.worker import EngineWorker
+from service.batching.worker import EngineWorker, allocate_outputs
 from service.engine.base import DType, Output
 from service.errors import EngineDead
 from tests.engines import HIDDEN, FakeEngine, expected
@@ -84,6 +85,57 @@ def test_every_answer_lies_in_memory_of_its_own():
         request.data[:] = rows(2, 9.0).tobytes()
         _, (second,) = await within(start(worker, request))
         assert bytes(first) == before != bytes(second)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks"),
+    [
+        ([], []),
+        ([5], [5]),
+        ([10, 20, 30], [10 + 6 + 20 + 4 + 30]),
+        ([60, 36, 8], [60 + 4 + 36, 8]),
+        ([300, 10, 10], [300, 26]),
+        ([16, 16, 70, 16], [32, 72 + 16]),
+    ],
+)
+def test_answers_share_blocks_that_stay_small(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], blocks: list[int]
+):
+    monkeypatch.setattr(worker_module, "_BLOCK_BYTES", 100)
+    made: list[int] = []
+
+    def allocate(nbytes: int) -> bytearray:
+        made.append(nbytes)
+        return bytearray(nbytes)
+
+    outputs = allocate_outputs(sizes, allocate)
+    assert made == blocks
+    assert [output.nbytes for output in outputs] == sizes
+    for number, output in enumerate(outputs):
+        output[:] = bytes([number]) * output.nbytes
+    assert [bytes(output) for output in outputs] == [
+        bytes([number]) * size for number, size in enumerate(sizes)
+    ]
+
+
+def test_answers_lie_in_memory_that_the_engine_lends():
+    lent: list[int] = []
+
+    class Lending(FakeEngine):
+        def allocate_host(self, nbytes: int) -> bytearray:
+            lent.append(nbytes)
+            return bytearray(nbytes)
+
+    async def main() -> None:
+        worker = EngineWorker(Lending())
+        _, outputs = await within(start(worker, member(rows(3)), member(rows(2))))
+        assert lent == [5 * HIDDEN * 2]
+        for x, data in zip((rows(3), rows(2)), outputs, strict=True):
+            answer = np.frombuffer(data, "<f2").reshape(len(x), HIDDEN)
+            np.testing.assert_array_equal(answer, expected(x, 0).astype("<f2"))
         await worker.stop()
 
     asyncio.run(main())

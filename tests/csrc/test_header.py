@@ -1,4 +1,4 @@
-"""swiglu.h is C, agrees with the ctypes mirror, and is all that the library exports."""
+"""The headers are C, swiglu.h agrees with ctypes, and they are all that the library exports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from tests.csrc import abi
 from tests.csrc.conftest import CSRC
 
 HEADER = CSRC / "include" / "swiglu" / "swiglu.h"
+HEADERS = sorted(HEADER.parent.glob("*.h"))
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{CSRC / 'include'}"]
 
 
 @pytest.mark.parametrize(("language", "standard"), [("c", "c11"), ("c++", "c++20")])
-def test_the_header_compiles_alone(compiler, tmp_path, language, standard):
+@pytest.mark.parametrize("header", [header.name for header in HEADERS])
+def test_a_header_compiles_alone(compiler, tmp_path, header, language, standard):
     source = tmp_path / "source"
-    source.write_text("#include <swiglu/swiglu.h>\n")
+    source.write_text(f"#include <swiglu/{header}>\n")
     command = [compiler, "-x", language, f"-std={standard}", "-fsyntax-only", *STRICT, str(source)]
     subprocess.run(command, check=True)
 
@@ -83,7 +85,8 @@ def test_only_the_documented_functions_are_exported(library_path):
         [nm, "-D", "--defined-only", str(library_path)], check=True, capture_output=True, text=True
     )
     exported = {line.split()[-1] for line in listing.stdout.splitlines()}
-    declared = set(re.findall(r"SWIGLU_API [^;(]*?\b(swiglu_[a-z_]+)\(", HEADER.read_text()))
+    text = "".join(header.read_text() for header in HEADERS)
+    declared = set(re.findall(r"SWIGLU_API [^;(]*?\b(swiglu_[a-z_]+)\(", text))
     assert exported == declared
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from struct import iter_unpack
 from typing import NamedTuple
 
 import torch
@@ -35,18 +37,12 @@ class FakeEvent:
 
     def __init__(self, device: FakeDevice | None = None) -> None:
         self.records = 0
-        self.waited_for = 0
         self._device = device
 
-    def record(self) -> None:
+    def record(self, stream: FakeStream) -> None:
         self.records += 1
         if self._device is not None:
-            self._device.note("record", self)
-
-    def synchronize(self) -> None:
-        self.waited_for = self.records
-        if self._device is not None:
-            self._device.log.append(Operation("host", "wait", self))
+            self._device.log.append(Operation(stream.name, "record", self))
 
     def elapsed_time(self, other: FakeEvent) -> float:
         assert other is not self
@@ -83,7 +79,6 @@ class FakeDevice:
     """What CudaDevice is.
 
     Attributes:
-        all_pinned: Whether tensors that the device did not allocate count as pinned.
         refuse_pin: Whether `pin` fails.
         pinned_by_others: Address and bytes of what it was asked to pin.
         captures: Graphs captured.
@@ -100,8 +95,7 @@ class FakeDevice:
             FakeStream(self, name) for name in ("h2d", "compute", "d2h")
         )
         self.log: list[Operation] = []
-        self._current = threading.local()
-        self.all_pinned = self.refuse_pin = False
+        self.refuse_pin = False
         self.pinned_by_others: set[tuple[int, int]] = set()
         self.captures = self.replays = 0
         self.idle: Callable[[], None] = lambda: None
@@ -110,19 +104,9 @@ class FakeDevice:
     def enter(self) -> None:
         self.entered.add(threading.get_ident())
 
-    @contextmanager
-    def on(self, stream: FakeStream):
-        assert threading.get_ident() in self.entered
-        self._current.stream = stream
-        try:
-            yield
-        finally:
-            self._current.stream = self.compute
-
     def note(self, what: str, event: FakeEvent | None = None) -> None:
-        """Log something on the calling thread's current stream."""
-        stream = getattr(self._current, "stream", self.compute)
-        self.log.append(Operation(stream.name, what, event))
+        """Log something on the stream of kernels, which is every thread's current one."""
+        self.log.append(Operation(self.compute.name, what, event))
 
     @contextmanager
     def watched(self):
@@ -137,11 +121,6 @@ class FakeDevice:
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.full((nbytes,), 255, dtype=torch.uint8)
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return self.all_pinned or any(
-            start <= tensor.data_ptr() < start + nbytes for start, nbytes in self.pinned_by_others
-        )
-
     def pin(self, memory: torch.Tensor) -> None:
         if self.refuse_pin:
             raise RuntimeError("out of pages")
@@ -149,6 +128,45 @@ class FakeDevice:
 
     def unpin(self, memory: torch.Tensor) -> None:
         self.pinned_by_others.remove((memory.data_ptr(), memory.nbytes))
+
+    def staging(self, memory: torch.Tensor, piece_bytes: int, count: int) -> None:
+        assert memory.nbytes == piece_bytes * count
+
+    def send(
+        self, staging: None, spans: bytes, x: torch.Tensor, begin: FakeEvent, arrived: FakeEvent
+    ) -> None:
+        assert threading.get_ident() in self.entered
+        begin.record(self.h2d)
+        self.log.append(Operation("h2d", "copy"))
+        self.gather(spans, x)
+        arrived.record(self.h2d)
+
+    def receive(
+        self, staging: None, source: torch.Tensor, spans: bytes, after: FakeEvent, end: FakeEvent
+    ) -> float:
+        self.d2h.wait_event(after)
+        self.log.append(Operation("d2h", "copy"))
+        end.record(self.d2h)
+        return self.scatter(source, spans, end)
+
+    def gather(self, spans: bytes, target: torch.Tensor) -> None:
+        self.log.append(Operation("host", "fill"))
+        at = target.data_ptr()
+        for address, nbytes in iter_unpack("2q", spans):
+            assert at + nbytes <= target.data_ptr() + target.nbytes
+            ctypes.memmove(at, address, nbytes)
+            at += nbytes
+
+    def scatter(self, source: torch.Tensor, spans: bytes, after: FakeEvent) -> float:
+        assert after.records, "waited for nothing"
+        self.log.append(Operation("host", "wait", after))
+        self.log.append(Operation("host", "empty"))
+        at = source.data_ptr()
+        for address, nbytes in iter_unpack("2q", spans):
+            assert at + nbytes <= source.data_ptr() + source.nbytes
+            ctypes.memmove(address, at, nbytes)
+            at += nbytes
+        return 1e-3
 
     def event(self) -> FakeEvent:
         return FakeEvent(self)

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from service.engine import create
+from service.engine import create, plan
 from service.engine.base import DType, ModelSpec
 from service.engine.choose import GpuFacts, Plan
-from service.engine.create import create_engine, plan_engine, select_device, shipped_table
+from service.engine.create import create_engine, shipped_table
 from service.engine.peaks import peak_flops
+from service.engine.plan import plan_engine, select_device
+from service.engine.replicas import ReplicatedEngine
 from service.errors import ConfigError
 from service.kernels.dispatch_table import Tuned, TunedSize, write_table
+from service.kernels.launcher import Launcher
 from service.kernels.library import Library
 from tests.checkpoints import mlp_tensors, write_checkpoint
 from tests.kernels.conftest import host_library  # noqa: F401 - a fixture
@@ -141,8 +144,7 @@ def test_a_table_of_another_library_is_warned_of_and_left_alone(
 def test_what_is_of_no_use_here_is_said(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = {"model": None, "preset": "qwen2.5-0.5b", "model_name": None, "layers": None}
-    create_engine(**given, device="cpu", **options)
+    create_engine(**PRESET, device="cpu", **options)
     assert "are for the fused kernels, which do not run here" in caplog.text
 
 
@@ -152,23 +154,33 @@ def fused(monkeypatch: pytest.MonkeyPatch, host_library: Library) -> list[str]: 
     called: list[str] = []
 
     class Engine:
-        def __init__(self, resident: object, gpu: object, gate_up: str) -> None:
-            called.append(gate_up)
+        concurrency = 3
+
+        def __init__(self, resident: object, gpu: object, gate_up: str, *, threads: int) -> None:
+            called.append(f"{gate_up} on {gpu} for {threads} threads")
 
     class Bound(str):
         def describe(self, tokens: int) -> str:
             return f"{self} up to {tokens}"
 
-    def load(source: Any, **_: object) -> str:
+    def load(source: Any, *, device: torch.device, progress: Any) -> str:
         called.append("weights")
+        if progress is not None:
+            progress(1, 1)
         return "weights"
 
-    plan = Plan("fused", torch.device("cuda", 0), "a test says so")
-    monkeypatch.setattr(create, "select_device", lambda _: (torch.device("cuda", 0), ""))
-    monkeypatch.setattr(create, "read_gpu", lambda _: GpuFacts(H200, (9, 0), 1 << 40))
-    monkeypatch.setattr(create, "read_library", lambda: host_library)
-    monkeypatch.setattr(create, "choose_backend", lambda *_, **__: plan)
-    monkeypatch.setattr(create, "CudaDevice", lambda _: "gpu")
+    def choose(_: object, device: torch.device, *__: object, **___: object) -> Plan:
+        return Plan("fused", device, "a test says so")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: H200)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(plan, "read_gpu", lambda _: GpuFacts(H200, (9, 0), 1 << 40))
+    monkeypatch.setattr(plan, "read_library", lambda: host_library)
+    monkeypatch.setattr(plan, "choose_backend", choose)
+    monkeypatch.setattr(create, "default_launcher", lambda: Launcher(host_library))
+    monkeypatch.setattr(create, "CudaDevice", lambda device, _: device)
     monkeypatch.setattr(create, "bind_kernels", lambda *_: Bound("shipped table"))
     monkeypatch.setattr(create, "tune_kernels", lambda *_: Bound("own table"))
     monkeypatch.setattr(create, "load_model", load)
@@ -176,13 +188,82 @@ def fused(monkeypatch: pytest.MonkeyPatch, host_library: Library) -> list[str]: 
     return called
 
 
+PRESET: dict[str, Any] = {
+    "model": None,
+    "preset": "qwen2.5-0.5b",
+    "model_name": None,
+    "layers": None,
+}
+
+
 @pytest.mark.parametrize(("autotune", "table"), [(False, "shipped table"), (True, "own table")])
 def test_autotune_gives_the_engine_a_table_of_its_own(
     fused: list[str], autotune: bool, table: str
 ) -> None:
-    given = {"model": None, "preset": "qwen2.5-0.5b", "model_name": None, "layers": None}
-    create_engine(**given, device="auto", autotune=autotune)
-    assert fused == ["weights", table]
+    create_engine(**PRESET, device="auto", autotune=autotune)
+    assert fused == ["weights", f"{table} on cuda:0 for 3 threads"]
+
+
+def test_each_of_several_gpus_gets_a_replica(fused: list[str]) -> None:
+    seen: list[tuple[int, int]] = []
+    engine, said = create_engine(
+        **PRESET, device="auto", devices=(1, 0), progress=lambda *of: seen.append(of)
+    )
+    assert fused == [
+        "weights",
+        "shipped table on cuda:1 for 6 threads",
+        "weights",
+        "shipped table on cuda:0 for 6 threads",
+    ]
+    assert isinstance(engine, ReplicatedEngine)
+    assert engine.concurrency == 6
+    assert seen == [(1, 2), (2, 2)]
+    assert said == "backend fused on cuda:1, cuda:0: a test says so"
+
+
+def test_one_gpu_of_several_needs_no_replicas(fused: list[str]) -> None:
+    engine, said = create_engine(**PRESET, device="auto", devices=(1,))
+    assert not isinstance(engine, ReplicatedEngine)
+    assert said == "backend fused on cuda:1: a test says so"
+
+
+def test_gpus_that_are_not_there_are_refused_before_weights_are_read(fused: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^devices: must be below 2, the .*, is '0,2'$"):
+        create_engine(**PRESET, device="auto", devices=(0, 2))
+    assert fused == []
+
+
+def test_replicas_and_one_device_are_not_both_given(fused: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^devices: .* which is 'cuda:1', is '0,1'$"):
+        create_engine(**PRESET, device="cuda:1", devices=(0, 1))
+    assert fused == []
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_replicas_need_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"^devices: must be below 0, the number of GPUs that"):
+        create_engine(**PRESET, device="auto", devices=(0, 1))
+
+
+def test_replicas_of_several_kinds_are_refused(fused: list[str], monkeypatch) -> None:
+    def choose(_: object, device: torch.device, *__: object, **___: object) -> Plan:
+        if device.index:
+            return Plan("reference", device, "it is too full")
+        return Plan("fused", device, "a test says so")
+
+    monkeypatch.setattr(plan, "choose_backend", choose)
+    sentence = r"^devices: must all be .* same backend, are not: .*cuda:1: it is too full$"
+    with pytest.raises(ConfigError, match=sentence):
+        create_engine(**PRESET, device="auto", devices=(0, 1))
+    assert fused == []
+
+
+def test_the_log_says_how_fast_weights_came(fused: list[str], caplog) -> None:
+    with caplog.at_level("INFO"):
+        create_engine(**PRESET, device="auto")
+    # 3 x 896 x 4864 elements of 2 bytes.
+    assert "1 layers, 0.03 GB, resident on cuda:0 in" in caplog.text
+    assert "GB/s" in caplog.text
 
 
 def test_a_model_without_alternatives_is_refused_before_its_weights_are_read(

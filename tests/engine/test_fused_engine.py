@@ -8,16 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from service.engine import staging
-from service.engine.base import (
-    DType,
-    Engine,
-    LendsHostMemory,
-    OnGpus,
-    Output,
-    PinsHostMemory,
-)
+from service.engine.base import DType, Engine, LendsHostMemory, OnGpus, Output, PinsHostMemory
+from service.engine.buckets import GRAPH_BYTES
 from service.errors import EngineDead, EngineError
+from service.kernels.transfer import DIRECT_BYTES
 from tests.engine.batches import make_batch, make_model
 from tests.engine.fake_device import FakeEvent, FakeStream
 from tests.engine.fused_engines import (
@@ -86,16 +80,6 @@ def test_large_batches_run_at_their_exact_size(make) -> None:
     for tokens in (17, 131, 200):
         made.engine.run(make_batch(made.engine.model, [draw(tokens)]))
     assert made.gate_up.sizes == [17, 131, 200]
-
-
-def test_pinned_memory_is_copied_from_where_it_is(make, monkeypatch) -> None:
-    monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
-    made = make()
-    made.device.all_pinned = True
-    inputs = [draw(3), draw(20), draw(30), draw(4)]
-    batch = make_batch(made.engine.model, inputs)
-    made.engine.run(batch)
-    assert_right(made.model, inputs, batch)
 
 
 @pytest.mark.parametrize(("tokens", "kernel"), [(3, "kernel2/for_4"), (100, "kernel2/for_100")])
@@ -193,16 +177,14 @@ def test_nothing_of_a_failed_batch_is_in_flight_when_its_owner_hears_of_it(make)
 
 
 def test_rows_of_a_batch_that_failed_on_its_way_in_reach_no_other(make, monkeypatch) -> None:
-    monkeypatch.setattr(staging, "DIRECT_BYTES", 20 * HIDDEN * 2)
     made = make(slots=1)
 
-    def refuse(tensor: torch.Tensor) -> bool:
+    def refuse(*_: object) -> None:
         raise RuntimeError("CUDA error: invalid argument")
 
     with monkeypatch.context() as patch:
-        patch.setattr(made.device, "is_pinned", refuse)
+        patch.setattr(made.device, "send", refuse)
         with pytest.raises(EngineError):
-            # The first waits in its piece for company when the second turns out to be bad.
             made.engine.run(make_batch(made.engine.model, [draw(3), draw(30)]))
     inputs = [draw(19, seed=1), draw(2, seed=2)]
     batch = make_batch(made.engine.model, inputs)
@@ -238,30 +220,6 @@ def test_warm_up_refuses_kernels_that_compute_something_else(make) -> None:
         one.engine.warm_up(MAX_TOKENS)
 
 
-def test_only_what_is_copied_from_where_it_is_gets_pinned(make, monkeypatch) -> None:
-    made = make()
-    asked: list[int] = []
-    pinned = made.device.pinned
-    monkeypatch.setattr(
-        made.device, "pinned", lambda nbytes: asked.append(nbytes) or pinned(nbytes)
-    )
-    for nbytes in (1, 4096, staging.DIRECT_BYTES - 1, staging.DIRECT_BYTES, 1 << 20):
-        memory = memoryview(made.engine.allocate_host(nbytes))
-        assert (memory.nbytes, memory.readonly, memory.format) == (nbytes, False, "B")
-    assert asked == [staging.DIRECT_BYTES, 1 << 20]
-
-
-def test_where_nothing_can_be_pinned_the_service_goes_on(make, monkeypatch, caplog) -> None:
-    made = make()
-
-    def refuse(nbytes: int) -> torch.Tensor:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(made.device, "pinned", refuse)
-    assert len(made.engine.allocate_host(1 << 20)) == 1 << 20
-    assert "could not be pinned" in caplog.text
-
-
 def test_close_lets_go_of_weights_and_buffers(make) -> None:
     made = make()
     made.engine.close()
@@ -281,24 +239,19 @@ def test_it_pins_what_a_client_shares(make) -> None:
     assert not made.engine.pin(memory)
 
 
-def test_from_direct_bytes_on_pinned_rows_pass_no_piece(
-    make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The device alone touches them: a truncated mapping would end whoever else does."""
+def test_from_direct_bytes_on_rows_are_in_no_graph(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU fills a graph's piece; a truncated mapping would end whoever reads it."""
     monkeypatch.setattr("service.engine.fused.GRAPH_BYTES", LARGEST_GRAPH * 48 * 2)
-    monkeypatch.setattr(staging, "DIRECT_BYTES", LARGEST_GRAPH * 48 * 2)
     made = make()
     rows = -(-made.engine.direct_bytes // (2 * HIDDEN))
-    assert rows <= MAX_TOKENS
-    batch = make_batch(made.engine.model, [draw(rows)])
-    (segment,) = batch.segments
-    for memory in (segment.input, segment.output):
-        assert memory.nbytes >= made.engine.direct_bytes
-        assert made.engine.pin(memory)
-    slot = made.engine._slots.get()
-    made.engine._slots.put(slot)
-    before = [event.records for event in slot.upload.pieces.events + slot.download.pieces.events]
-    made.engine.run(batch)
-    after = [event.records for event in slot.upload.pieces.events + slot.download.pieces.events]
-    assert after == before
-    assert_right(made.model, [draw(rows)], batch)
+    before = made.device.replays
+    for count, replays in ((rows, 0), (LARGEST_GRAPH, 1)):
+        batch = make_batch(made.engine.model, [draw(count)])
+        made.engine.run(batch)
+        assert made.device.replays - before == replays
+        assert_right(made.model, [draw(count)], batch)
+
+
+def test_no_graph_holds_what_the_device_must_copy_by_itself() -> None:
+    # From there on the library copies page-locked rows from where they are.
+    assert GRAPH_BYTES + 1 >= DIRECT_BYTES

@@ -25,6 +25,7 @@ from service.errors import EngineError
 from service.kernels import reference
 from service.kernels.dispatch_table import read_table
 from service.kernels.errors import LibraryError
+from service.kernels.library import default_library
 from tests.checkpoints import mlp_tensors, write_checkpoint
 from tests.engine.batches import answers, make_batch, make_model
 
@@ -60,7 +61,7 @@ def make_engine(dtype: torch.dtype = torch.bfloat16, activation: str = "silu") -
         layer: ResidentLayer(weights.gate_up.cuda(), weights.down.cuda())
         for layer, weights in model.layers.items()
     }
-    device = CudaDevice(torch.device("cuda", 0))
+    device = CudaDevice(torch.device("cuda", 0), default_library())
     gate_up = bind_kernels(model.spec, "table", device)
     engine = FusedEngine(ResidentModel(model.spec, layers), device, gate_up)
     engine.warm_up(MAX_TOKENS)

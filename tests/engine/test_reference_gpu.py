@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from service.engine.base import Batch, Output
-from service.engine.create import create_engine, select_device
+from service.engine.create import create_engine
+from service.engine.plan import select_device
 from service.engine.weights import load_model
 from service.errors import EngineError
 from service.kernels import reference

@@ -1,0 +1,80 @@
+/*
+ * transfer.h - the rows of a batch between many host buffers and one device buffer, a call each way.
+ *
+ * A batch consists of requests, each with memory of its own; on the device its rows lie one behind
+ * the other. Copied one by one from an interpreter they cost more host time than the kernels take.
+ *
+ *   - Spans of one batch that lie one behind the other on the host as well count as one.
+ *   - A span of SWIGLU_DIRECT_BYTES or more that lies in page-locked memory is copied from or to
+ *     where it is. What starts in such memory must lie in it to its end.
+ *   - Everything else passes through page-locked pieces that are used in turn: while one is copied
+ *     over the bus, the next is filled or emptied.
+ *
+ * Rules as in swiglu.h, except that some functions here wait for the device, as their comments say.
+ * After a status other than SWIGLU_OK copies may be under way: synchronise before memory is reused.
+ * Streams are cudaStream_t, events cudaEvent_t; both belong to the calling thread's current device.
+ */
+#ifndef SWIGLU_TRANSFER_H_
+#define SWIGLU_TRANSFER_H_
+
+#include "swiglu/swiglu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Shorter spans share a piece: a copy of its own takes longer than a memcpy of so many bytes. */
+#define SWIGLU_DIRECT_BYTES 65536
+
+/* Bytes of one request on the host; at least one. */
+typedef struct swiglu_span {
+  void* host;
+  int64_t bytes;
+} swiglu_span_t;
+
+/* Page-locked pieces and an event for each. One call at a time may use it. */
+typedef struct swiglu_staging swiglu_staging_t;
+
+/*
+ * Makes one on the current device out of `count` pieces of `piece_bytes` each, which lie one behind
+ * the other in page-locked memory of the caller's.
+ */
+SWIGLU_API swiglu_status_t swiglu_staging_create(void* pinned, int64_t piece_bytes, int32_t count,
+                                                 swiglu_staging_t** staging);
+
+/* Frees its events, not its memory. NULL is fine. */
+SWIGLU_API void swiglu_staging_destroy(swiglu_staging_t* staging);
+
+/*
+ * Enqueues on `stream`: the event `begin`, the spans' bytes to consecutive addresses from `device`
+ * on, the event `arrived`. Waits where a piece is still being copied. Spans that are copied from
+ * where they are must stay until `arrived`; the others are free when the call returns.
+ */
+SWIGLU_API swiglu_status_t swiglu_send(swiglu_staging_t* staging, swiglu_span_t const* spans,
+                                       int64_t count, void* device, void* stream, void* begin,
+                                       void* arrived);
+
+/*
+ * Enqueues on `stream`: a wait for the event `after`, the copies from consecutive addresses from
+ * `device` on to the spans, the event `end`; then waits until every span holds its bytes.
+ * `host_s` becomes the seconds from the end of the last copy on.
+ */
+SWIGLU_API swiglu_status_t swiglu_receive(swiglu_staging_t* staging, void const* device,
+                                          swiglu_span_t const* spans, int64_t count, void* stream,
+                                          void* after, void* end, double* host_s);
+
+/* Copies the spans one behind the other to `target`, in host memory. */
+SWIGLU_API swiglu_status_t swiglu_gather(swiglu_span_t const* spans, int64_t count, void* target);
+
+/*
+ * Waits for the event `after`, then copies from `source`, in host memory, to one span after the
+ * other. `host_s` becomes the seconds since the event was found to have passed.
+ */
+SWIGLU_API swiglu_status_t swiglu_scatter(void const* source, swiglu_span_t const* spans,
+                                          int64_t count, void* after, double* host_s);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SWIGLU_TRANSFER_H_ */

@@ -1,0 +1,20 @@
+// What src/host/transfer.cpp asks of the CUDA runtime, so that it builds and tests without it.
+#pragma once
+
+#include <cstdint>
+
+#include "host/error.hpp"
+
+namespace swiglu {
+
+Error create_event(void** event);
+void destroy_event(void* event);
+Error record_event(void* event, void* stream);
+// Returns at once for an event that was never recorded.
+Error wait_for_event(void* event);
+Error stream_waits_for(void* stream, void* event);
+Error copy_to_device(void* device, void const* host, int64_t bytes, void* stream);
+Error copy_to_host(void* host, void const* device, int64_t bytes, void* stream);
+bool is_page_locked(void const* host);
+
+}  // namespace swiglu

@@ -1,0 +1,161 @@
+"""The engine alone: as many threads as it takes batches, and no HTTP around them."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.batching.worker import allocate_outputs
+from service.engine.base import Batch, Buffer, Engine, LendsHostMemory, Output, Segment
+
+_SAMPLES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What every batch of a measurement is made of.
+
+    Attributes:
+        requests: Requests of a batch.
+        rows: Rows of a request.
+    """
+
+    requests: int
+    rows: int
+
+    @property
+    def tokens(self) -> int:
+        """Rows of a batch."""
+        return self.requests * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What an engine did while it was kept supplied.
+
+    Attributes:
+        batches: That ended.
+        elapsed_s: From the first batch's start to the last one's end.
+        busy_s: Of it, time in which the device computed.
+    """
+
+    batches: int
+    elapsed_s: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Medians of one batch at a time.
+
+    Attributes:
+        total_s: From the call to its return.
+        device_s: Of it, copies and kernels.
+    """
+
+    total_s: float
+    device_s: float
+
+
+class Feeder:
+    """Inputs of one thread, and fresh outputs for each batch, as the service has them."""
+
+    def __init__(self, engine: Engine, case: Case, seed: int) -> None:
+        """Draw the inputs.
+
+        Args:
+            engine: Warm.
+            case: What a batch is made of.
+            seed: Of the rows, which are never zeros: those take a GPU less power.
+        """
+        self._engine = engine
+        self._case = case
+        spec = engine.model
+        self._nbytes = case.rows * spec.hidden_size * spec.dtype.itemsize
+        generator = np.random.default_rng(seed)
+        self._inputs = [self._draw(generator) for _ in range(case.requests)]
+
+    def run(self) -> tuple[float, float]:
+        """One batch of the first layer; seconds in which the device computed, and all of its."""
+        spec, case = self._engine.model, self._case
+        outputs = allocate_outputs([self._nbytes] * case.requests, self._allocate)
+        segments = [
+            Segment(case.rows, data, spec.dtype, output, spec.dtype)
+            for data, output in zip(self._inputs, outputs, strict=True)
+        ]
+        report = self._engine.run(Batch(spec.layers[0], Output.MLP, segments))
+        return report.busy_s, sum(report.stages.values())
+
+    def _allocate(self, nbytes: int) -> Buffer:
+        if isinstance(self._engine, LendsHostMemory):
+            return self._engine.allocate_host(nbytes)
+        return bytearray(nbytes)
+
+    def _draw(self, generator: np.random.Generator) -> memoryview:
+        """Normal numbers, as bf16: the upper half of FP32."""
+        memory = memoryview(self._allocate(self._nbytes))
+        numbers = generator.standard_normal(self._nbytes // 2, dtype=np.float32)
+        memory[:] = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).data
+        return memory
+
+
+def keep_supplied(engine: Engine, case: Case, seconds: float) -> Fed:
+    """Run batches in `engine.concurrency` threads for so long.
+
+    Raises:
+        EngineError: a batch failed.
+    """
+    feeders = [Feeder(engine, case, seed) for seed in range(engine.concurrency)]
+    done: list[tuple[int, float]] = []
+    errors: list[BaseException] = []
+    together = threading.Barrier(len(feeders) + 1)
+    ends_at = 0.0
+
+    def work(feeder: Feeder) -> None:
+        batches, busy_s = 0, 0.0
+        try:
+            feeder.run()
+            together.wait()
+            while time.perf_counter() < ends_at:
+                busy_s += feeder.run()[0]
+                batches += 1
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            together.abort()
+        done.append((batches, busy_s))
+
+    threads = [threading.Thread(target=work, args=(feeder,)) for feeder in feeders]
+    for thread in threads:
+        thread.start()
+    began = time.perf_counter()
+    ends_at = began + 60
+    try:
+        together.wait()
+        began = time.perf_counter()
+        ends_at = began + seconds
+    except threading.BrokenBarrierError:
+        pass
+    for thread in threads:
+        thread.join()
+    elapsed_s = time.perf_counter() - began
+    if errors:
+        raise next(
+            (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
+        )
+    return Fed(sum(one for one, _ in done), elapsed_s, sum(busy for _, busy in done))
+
+
+def run_alone(engine: Engine, case: Case) -> Alone:
+    """One batch after the other."""
+    feeder = Feeder(engine, case, 0)
+    totals, devices = [], []
+    for _ in range(_SAMPLES):
+        began = time.perf_counter()
+        _, device_s = feeder.run()
+        totals.append(time.perf_counter() - began)
+        devices.append(device_s)
+    return Alone(statistics.median(totals), statistics.median(devices))

@@ -1,0 +1,147 @@
+"""Several GPUs behind one queue: the weights on each, and who has least to do is next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from service.engine.base import (
+    Batch,
+    BatchReport,
+    Buffer,
+    Engine,
+    Gpu,
+    LendsHostMemory,
+    ModelSpec,
+    OnGpus,
+)
+
+
+def select_replica(in_flight: Sequence[int], concurrency: Sequence[int]) -> int | None:
+    """Which replica takes the next batch.
+
+    Args:
+        in_flight: Batches that each runs.
+        concurrency: Batches that each may run at once.
+
+    Returns:
+        The first of those that run the smallest share of what they may; None where all are full.
+    """
+    free = [index for index, limit in enumerate(concurrency) if in_flight[index] < limit]
+    return min(free, key=lambda index: in_flight[index] / concurrency[index], default=None)
+
+
+class ReplicatedEngine:
+    """Implements `service.engine.base.Engine`, `OnGpus` and `LendsHostMemory` by several engines.
+
+    They serve the same model by the same backend. Where one of them is dead, this one is: a
+    supervisor's restart finds out which GPU is to blame.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = tuple(engines)
+        self._concurrency = [engine.concurrency for engine in engines]
+        self._in_flight = [0] * len(engines)
+        self._changed = threading.Condition()
+
+    @property
+    def backend(self) -> str:
+        """That of each."""
+        return self._engines[0].backend
+
+    @property
+    def device(self) -> str:
+        """What they run on, such as `2 x NVIDIA H200`."""
+        names = [engine.device for engine in self._engines]
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All of theirs."""
+        return tuple(
+            gpu for engine in self._engines if isinstance(engine, OnGpus) for gpu in engine.gpus
+        )
+
+    @property
+    def concurrency(self) -> int:
+        """Batches of all together."""
+        return sum(self._concurrency)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Those of each."""
+        return self._engines[0].kernels
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is resident on each."""
+        return self._engines[0].model
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense peak FLOP/s of all GPUs together; None where one is not known."""
+        peaks = [engine.peak_flops for engine in self._engines]
+        known = [peak for peak in peaks if peak is not None]
+        return sum(known) if len(known) == len(peaks) else None
+
+    def allocate_host(self, nbytes: int) -> Buffer:
+        """Memory that every GPU reads and writes fast: page-locked for one, it is for all."""
+        first = self._engines[0]
+        if isinstance(first, LendsHostMemory):
+            return first.allocate_host(nbytes)
+        return bytearray(nbytes)
+
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """One after the other.
+
+        Raises:
+            EngineError: one failed.
+        """
+        for engine in self._engines:
+            engine.warm_up(max_batch_tokens)
+
+    def run(self, batch: Batch) -> BatchReport:
+        """Fill every segment's output, on the GPU that has least to do.
+
+        Returns:
+            That engine's report, but busy seconds as a share of all GPUs: all busy for a second are
+            one second.
+
+        Raises:
+            EngineDead: that GPU can run nothing any more.
+            EngineError: this batch failed.
+        """
+        with self._taken() as engine:
+            report = engine.run(batch)
+        return replace(report, busy_s=report.busy_s / len(self._engines))
+
+    def self_test(self) -> None:
+        """Test each.
+
+        Raises:
+            EngineError: one gives wrong answers.
+            EngineDead: one can run nothing any more.
+        """
+        for engine in self._engines:
+            engine.self_test()
+
+    def close(self) -> None:
+        """Let go of all devices."""
+        for engine in self._engines:
+            engine.close()
+
+    @contextmanager
+    def _taken(self) -> Iterator[Engine]:
+        """An engine with room for a batch; waits where there is none."""
+        with self._changed:
+            while (index := select_replica(self._in_flight, self._concurrency)) is None:
+                self._changed.wait()
+            self._in_flight[index] += 1
+        try:
+            yield self._engines[index]
+        finally:
+            with self._changed:
+                self._in_flight[index] -= 1
+                self._changed.notify()

@@ -1,0 +1,177 @@
+"""csrc/include/swiglu/transfer.h for Python: a batch's rows to and from the device.
+
+Every call releases the interpreter's lock once and takes it back once, however many requests the
+batch has; copied one by one, each would be a chance for another thread to keep it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from struct import Struct
+
+from service.kernels.errors import LibraryError
+from service.kernels.library import Library
+
+# swiglu_span_t: address, bytes.
+_SPAN_BYTES = 16
+# SWIGLU_DIRECT_BYTES: what is as long and page-locked is copied from and to where it is.
+DIRECT_BYTES = 64 << 10
+
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_SECONDS = ctypes.POINTER(ctypes.c_double)
+
+# name: (result, arguments), in the order of the header. Spans are the bytes that `pack_spans` made.
+PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "swiglu_staging_create": (
+        ctypes.c_int,
+        (_POINTER, ctypes.c_int64, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)),
+    ),
+    "swiglu_staging_destroy": (None, (_POINTER,)),
+    "swiglu_send": (
+        ctypes.c_int,
+        (_POINTER, ctypes.c_char_p, _COUNT, _POINTER, _POINTER, _POINTER, _POINTER),
+    ),
+    "swiglu_receive": (
+        ctypes.c_int,
+        (_POINTER, _POINTER, ctypes.c_char_p, _COUNT, *(_POINTER,) * 3, _SECONDS),
+    ),
+    "swiglu_gather": (ctypes.c_int, (ctypes.c_char_p, _COUNT, _POINTER)),
+    "swiglu_scatter": (ctypes.c_int, (_POINTER, ctypes.c_char_p, _COUNT, _POINTER, _SECONDS)),
+}
+
+
+def pack_spans(addresses_and_bytes: list[int]) -> bytes:
+    """An array of swiglu_span_t: each span's address, then its length, one span after the other."""
+    return Struct(f"{len(addresses_and_bytes)}q").pack(*addresses_and_bytes)
+
+
+class Staging:
+    """Page-locked pieces through which rows pass; one call at a time may use it."""
+
+    __slots__ = ("_destroy", "handle")
+
+    def __init__(self, library: Library, address: int, piece_bytes: int, count: int) -> None:
+        """Make it on the current device.
+
+        Args:
+            library: Which has the functions.
+            address: Of page-locked memory that outlives this object.
+            piece_bytes: Of one piece.
+            count: Pieces, one behind the other.
+
+        Raises:
+            KernelError: the CUDA runtime refused.
+        """
+        self._destroy = library.functions.swiglu_staging_destroy
+        made = ctypes.c_void_p()
+        library.check(
+            library.functions.swiglu_staging_create(address, piece_bytes, count, ctypes.byref(made))
+        )
+        self.handle = made.value
+
+    def __del__(self) -> None:
+        """Let go of its events."""
+        handle = getattr(self, "handle", None)
+        if handle is not None:
+            self._destroy(handle)
+
+
+class Transfer:
+    """The functions of transfer.h in one library. Streams and events are CUDA's own handles."""
+
+    def __init__(self, library: Library) -> None:
+        """Bind.
+
+        Raises:
+            LibraryError: the library lacks one of the functions.
+        """
+        self.library = library
+        for name, (result, arguments) in PROTOTYPES.items():
+            try:
+                function = getattr(library.functions, name)
+            except AttributeError:
+                raise LibraryError(
+                    f"kernel library: {library.path} must have {name}, has not; "
+                    "`make kernels` builds it anew"
+                ) from None
+            function.restype = result
+            function.argtypes = arguments
+        self._functions = library.functions
+
+    def staging(self, address: int, piece_bytes: int, count: int) -> Staging:
+        """Pieces in page-locked memory of the caller's; see `Staging`."""
+        return Staging(self.library, address, piece_bytes, count)
+
+    def send(  # noqa: PLR0917 - the order of the header
+        self, staging: Staging, spans: bytes, device: int, stream: int, begin: int, arrived: int
+    ) -> None:
+        """Enqueue the spans' bytes to consecutive addresses from `device` on.
+
+        Args:
+            staging: Used by nobody else.
+            spans: Of `pack_spans`; long page-locked ones must stay until `arrived`.
+            device: Address on the current device.
+            stream: Of the current device.
+            begin: Recorded before the copies.
+            arrived: Recorded behind them.
+
+        Raises:
+            KernelError: the CUDA runtime refused; some copies may be under way.
+        """
+        count = len(spans) // _SPAN_BYTES
+        status = self._functions.swiglu_send(
+            staging.handle, spans, count, device, stream, begin, arrived
+        )
+        if status:
+            self.library.check(status)
+
+    def receive(  # noqa: PLR0917 - the order of the header
+        self, staging: Staging, device: int, spans: bytes, stream: int, after: int, end: int
+    ) -> float:
+        """Fill the spans from consecutive addresses from `device` on; returns when all are.
+
+        Args:
+            staging: Used by nobody else.
+            device: Address on the current device.
+            spans: Of `pack_spans`.
+            stream: Of the current device.
+            after: An event that the copies wait for.
+            end: Recorded behind the last copy.
+
+        Returns:
+            Seconds of host time after the last copy had ended.
+
+        Raises:
+            KernelError: the CUDA runtime refused; some copies may be under way.
+        """
+        count = len(spans) // _SPAN_BYTES
+        host_s = ctypes.c_double()
+        status = self._functions.swiglu_receive(
+            staging.handle, device, spans, count, stream, after, end, host_s
+        )
+        if status:
+            self.library.check(status)
+        return host_s.value
+
+    def gather(self, spans: bytes, target: int) -> None:
+        """Copy the spans one behind the other to an address in host memory."""
+        count = len(spans) // _SPAN_BYTES
+        status = self._functions.swiglu_gather(spans, count, target)
+        if status:
+            self.library.check(status)
+
+    def scatter(self, source: int, spans: bytes, after: int) -> float:
+        """Wait for an event, then fill the spans from an address in host memory.
+
+        Returns:
+            Seconds of host time after the event.
+
+        Raises:
+            KernelError: the CUDA runtime refused.
+        """
+        count = len(spans) // _SPAN_BYTES
+        host_s = ctypes.c_double()
+        status = self._functions.swiglu_scatter(source, spans, count, after, host_s)
+        if status:
+            self.library.check(status)
+        return host_s.value

@@ -1,0 +1,94 @@
+// A device for transfer.h that does everything as late as it may: copies happen when somebody waits
+// for an event behind them. Whoever reads, fills or empties memory too early gets the wrong bytes.
+#include <cstdint>
+#include <cstring>
+#include <deque>
+
+#include "copies.hpp"
+
+namespace {
+
+struct Operation {
+  void* target;  // null for a record
+  void const* source;
+  int64_t bytes;
+  intptr_t event;
+};
+
+std::deque<Operation> pending;
+intptr_t events = 0;
+int64_t copies = 0;
+char const* locked = nullptr;
+int64_t locked_bytes = 0;
+bool refuses = false;
+
+void run_until(intptr_t event) {
+  size_t last = 0;
+  for (size_t i = 0; i < pending.size(); ++i) {
+    if (pending[i].target == nullptr && pending[i].event == event) last = i + 1;
+  }
+  for (; last > 0; --last, pending.pop_front()) {
+    Operation const& first = pending.front();
+    if (first.target != nullptr) {
+      std::memcpy(first.target, first.source, static_cast<size_t>(first.bytes));
+    }
+  }
+}
+
+swiglu::Error enqueue(void* target, void const* source, int64_t bytes) {
+  if (refuses) return {SWIGLU_CUDA_ERROR, "cudaMemcpyAsync: CUDA error: refused"};
+  ++copies;
+  pending.push_back({target, source, bytes, 0});
+  return {};
+}
+
+}  // namespace
+
+namespace swiglu {
+
+Error create_event(void** event) {
+  *event = reinterpret_cast<void*>(++events);
+  return {};
+}
+void destroy_event(void*) { --events; }
+Error record_event(void* event, void*) {
+  pending.push_back({nullptr, nullptr, 0, reinterpret_cast<intptr_t>(event)});
+  return {};
+}
+Error wait_for_event(void* event) {
+  run_until(reinterpret_cast<intptr_t>(event));
+  return {};
+}
+Error stream_waits_for(void*, void* event) { return wait_for_event(event); }
+Error copy_to_device(void* device, void const* host, int64_t bytes, void*) {
+  return enqueue(device, host, bytes);
+}
+Error copy_to_host(void* host, void const* device, int64_t bytes, void*) {
+  return enqueue(host, device, bytes);
+}
+bool is_page_locked(void const* host) {
+  auto const* address = static_cast<char const*>(host);
+  return locked != nullptr && address >= locked && address < locked + locked_bytes;
+}
+
+}  // namespace swiglu
+
+extern "C" {
+
+// Only this memory is page-locked from now on.
+SWIGLU_API void swiglu_test_lock(void const* host, int64_t bytes) {
+  locked = static_cast<char const*>(host);
+  locked_bytes = bytes;
+}
+// From now on every copy is refused, or none.
+SWIGLU_API void swiglu_test_refuse(int32_t all) { refuses = all != 0; }
+// Copies across the bus since the last call.
+SWIGLU_API int64_t swiglu_test_copies(void) {
+  int64_t const made = copies;
+  copies = 0;
+  return made;
+}
+SWIGLU_API int64_t swiglu_test_events(void) { return events; }
+SWIGLU_API void swiglu_test_wait(void* event) { run_until(reinterpret_cast<intptr_t>(event)); }
+
+}  // extern "C"

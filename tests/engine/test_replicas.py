@@ -1,0 +1,184 @@
+"""Several engines as one: who is next, what is added up, and whose errors arrive."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.engine.base import (
+    Batch,
+    BatchReport,
+    DType,
+    Engine,
+    Gpu,
+    LendsHostMemory,
+    OnGpus,
+    Output,
+    Segment,
+)
+from service.engine.replicas import ReplicatedEngine, select_replica
+from service.errors import EngineDead, EngineError
+from tests.engines import HIDDEN, FakeEngine
+
+TIMEOUT_S = 20
+
+
+class Replica(FakeEngine):
+    """On a GPU of its own; holds every batch until it is let go."""
+
+    def __init__(self, index: int, concurrency: int = 2) -> None:
+        super().__init__()
+        self.index = index
+        self.concurrency = concurrency
+        self.peak_flops: float | None = 1e12
+        self.gpus = (Gpu(index, f"GPU-{index}"),)
+        self.lent: list[int] = []
+        self.tested = 0
+        self.warm: list[int] = []
+
+    def allocate_host(self, nbytes: int) -> bytearray:
+        self.lent.append(nbytes)
+        return bytearray(nbytes)
+
+    def warm_up(self, max_batch_tokens: int) -> None:
+        self.warm.append(max_batch_tokens)
+
+    def self_test(self) -> None:
+        self.tested += 1
+        super().self_test()
+
+    def run(self, batch: Batch) -> BatchReport:
+        return replace(super().run(batch), kernel=f"on {self.index}", busy_s=0.5)
+
+
+def make_batch(tokens: int) -> Batch:
+    rows, answer = (memoryview(bytearray(tokens * HIDDEN * 4)) for _ in range(2))
+    return Batch(0, Output.MLP, [Segment(tokens, rows, DType.FP32, answer, DType.FP32)])
+
+
+def make(count: int = 2) -> tuple[list[Replica], ReplicatedEngine]:
+    replicas = [Replica(index) for index in range(count)]
+    return replicas, ReplicatedEngine(replicas)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "concurrency", "chosen"),
+    [
+        ([0, 0], [2, 2], 0),
+        ([1, 0], [2, 2], 1),
+        ([1, 1], [2, 2], 0),
+        ([2, 1], [2, 2], 1),
+        ([2, 2], [2, 2], None),
+        ([1, 2], [2, 6], 1),
+        ([3], [4], 0),
+    ],
+)
+def test_who_has_least_to_do_is_next(
+    in_flight: list[int], concurrency: list[int], chosen: int | None
+) -> None:
+    assert select_replica(in_flight, concurrency) == chosen
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=6))
+def test_nobody_is_chosen_who_is_full_while_somebody_idles(loads: list[tuple[int, int]]) -> None:
+    in_flight = [min(running, limit) for running, limit in loads]
+    concurrency = [limit for _, limit in loads]
+    chosen = select_replica(in_flight, concurrency)
+    if chosen is None:
+        assert in_flight == concurrency
+        return
+    assert in_flight[chosen] < concurrency[chosen]
+    if 0 in in_flight:
+        assert in_flight[chosen] == 0
+
+
+def test_it_is_what_the_service_asks_for() -> None:
+    replicas, made = make()
+    engine: Engine = made
+    assert (engine.backend, engine.kernels, engine.model) == ("fake", ("fake",), replicas[0].model)
+    assert engine.device == "2 x nowhere"
+    assert engine.concurrency == 4
+    assert engine.peak_flops == 2e12
+    assert isinstance(engine, OnGpus)
+    assert [gpu.index for gpu in engine.gpus] == [0, 1]
+    assert isinstance(engine, LendsHostMemory)
+    engine.allocate_host(5)
+    assert replicas[0].lent == [5]
+    engine.warm_up(64)
+    assert [replica.warm for replica in replicas] == [[64], [64]]
+    engine.close()
+    assert all(replica.closed for replica in replicas)
+
+
+def test_a_peak_that_is_not_known_makes_no_sum() -> None:
+    replicas, engine = make()
+    replicas[1].peak_flops = None
+    assert engine.peak_flops is None
+
+
+def test_batches_go_to_the_gpu_that_idles_and_no_more_than_it_takes() -> None:
+    replicas, engine = make()
+    for replica in replicas:
+        replica.gate.clear()
+    with ThreadPoolExecutor(5) as pool:
+        runs = [pool.submit(engine.run, make_batch(3)) for _ in range(5)]
+        for replica in replicas:
+            assert replica.started.acquire(timeout=TIMEOUT_S)
+            assert replica.started.acquire(timeout=TIMEOUT_S)
+        # Both are full: the fifth waits for whoever ends first.
+        assert not any(replica.started.acquire(timeout=0.05) for replica in replicas)
+        replicas[1].gate.set()
+        assert replicas[1].started.acquire(timeout=TIMEOUT_S)
+        replicas[0].gate.set()
+        kernels = sorted(run.result(TIMEOUT_S).kernel for run in runs)
+    assert kernels == ["on 0"] * 2 + ["on 1"] * 3
+
+
+def test_all_gpus_busy_for_a_second_are_one_busy_second() -> None:
+    _, engine = make()
+    reports = [engine.run(make_batch(3)) for _ in range(2)]
+    assert sum(report.busy_s for report in reports) == 0.5
+
+
+def test_a_failed_batch_leaves_its_place_to_the_next() -> None:
+    replicas, engine = make(1)
+    for _ in range(5):
+        replicas[0].fail_next = EngineError("bad batch")
+        with pytest.raises(EngineError, match="bad batch"):
+            engine.run(make_batch(3))
+    engine.run(make_batch(3))
+
+
+def test_one_dead_gpu_is_a_dead_engine() -> None:
+    replicas, engine = make()
+    replicas[0].fail_next = EngineDead("gone")
+    with pytest.raises(EngineDead, match="gone"):
+        engine.run(make_batch(3))
+
+
+def test_the_self_test_is_of_every_gpu() -> None:
+    replicas, engine = make()
+    engine.self_test()
+    assert [replica.tested for replica in replicas] == [1, 1]
+    replicas[1].self_test_error = EngineError("wrong answer")
+    with pytest.raises(EngineError, match="wrong answer"):
+        engine.self_test()
+
+
+def test_many_threads_lose_no_place() -> None:
+    replicas, engine = make(3)
+    threads = [
+        threading.Thread(target=lambda: [engine.run(make_batch(1)) for _ in range(20)])
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert sum(len(replica.batches) for replica in replicas) == 120
+    assert engine._in_flight == [0, 0, 0]
