@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.bench.decode_table import decode_bench_table
-from service.bench.engine_table import engine_bench_table
+from service.bench.engine_table import budget_table, engine_bench_table
 from service.bench.kernel_table import kernel_bench_table
 from service.bench.markdown import markdown_table
 from service.bench.peers.table import peer_tables
@@ -106,6 +106,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "service bench": service_bench_table,
     "peers bench": lambda: peer_tables(RESULTS),
     "engine bench": lambda: engine_bench_table(RESULTS),
+    "time budget": lambda: budget_table(RESULTS),
     "kernels bench": lambda: kernel_bench_table(RESULTS),
     "decode bench": lambda: decode_bench_table(RESULTS),
     "containers": container_sentence,
