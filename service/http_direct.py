@@ -77,15 +77,20 @@ class DirectHttpProtocol(BoundedHttpProtocol):
 
     def write_exactly(self) -> None:
         """From now on, a sender waits until the kernel has all that was sent before."""
-        self.transport.set_write_buffer_limits(high=0)
+        self._limit_writes(0)
 
     def write_ahead(self) -> None:
         """From now on, a sender waits only for a buffer that is full."""
-        self.transport.set_write_buffer_limits()
+        self._limit_writes(None)
 
     def abort(self) -> None:
         """Cut the connection."""
         self.transport.abort()
+
+    def _limit_writes(self, high: int | None) -> None:
+        # The client may have left meanwhile, and uvloop takes no orders for a closed transport.
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits(high=high)
 
     def _read_with(self, protocol: asyncio.BaseProtocol) -> None:
         # Paused meanwhile, because how to read is chosen when reading starts.

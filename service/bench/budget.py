@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
+from service.bench.kernel_options import Progress
 from service.bench.served import Samples, ServedModel
 from service.engine.gpus import gpu_slug
 from service.load.options import LoadOptions
 from service.load.report import LoadResult
 from service.load.run import run_load
-
-# Loads done, loads in all, and what is being measured now.
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 # Connections and rows per request.
 LOADS = ((1, 1), (32, 64), (16, 2048))

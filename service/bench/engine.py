@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
+from service.bench.kernel_options import Progress, require_gpu
 from service.engine.base import Engine, Output
 from service.engine.create import create_engine
 from service.engine.gpus import gpu_slug
-
-# Cases done, cases in all, and what is being measured now.
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 # 16 requests of 2048 rows are four batches of 8192 rows, the largest the service makes.
 CASES = (Case(1, 1), Case(8, 64), Case(32, 64), Case(1, 512), Case(4, 512), Case(4, 2048))
@@ -90,6 +86,7 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
         ConfigError: the fused engine does not run here.
         EngineError: a batch failed.
     """
+    require_gpu("bench engine")
     total = len(options.models) * len(CASES)
     count = max(1, len(options.devices))
     bus_bytes_per_s = count * measure_bus()

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
+from service.bench.kernel_options import Progress
 from service.bench.served import Samples, ServedModel
 from service.engine.gpus import gpu_slug
 from service.load.options import LoadOptions
 from service.load.run import run_load
-
-# Windows done, windows in all, and what is being measured now.
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 # Graphs, large batches and several of them in flight.
 ROWS = ((1, 0.4), (64, 0.4), (700, 0.15), (2048, 0.05))

@@ -136,7 +136,7 @@ class RemoteFront:
 
     def hung_up(self) -> None:
         """The engine's process has gone."""
-        self._die(EngineDead("engine: its process has ended"))
+        self._die(EngineDead("its process has ended"))
 
     async def start(self) -> None:
         """Nothing to start: the engine's process has."""

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -107,6 +108,18 @@ def test_a_client_that_leaves_within_a_large_body(thread):
     wait_until(lambda: Scrape(thread.url).outcomes("mlp") == {"cancelled": 3})
 
 
+def test_a_client_that_leaves_within_a_large_answer_is_no_error(workers, capfd):
+    x = rows(TOKENS)
+    with ServerThread(FakeEngine(), max_batch_tokens=TOKENS) as thread:
+        for _ in range(4):
+            with RawConnection(thread.url, receive_buffer=4096) as connection:
+                connection.send(_request(x))
+                assert connection.socket.recv(1000).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: thread.in_progress == 0)
+        wait_at_rest(thread.url)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_slow_reader_gets_its_own_bytes_whatever_others_do_meanwhile(thread):
     """3.1: a slot that is used anew while the transport still reads it gives others' bytes."""
     slow_x = rows(TOKENS, 77)
@@ -131,15 +144,17 @@ def test_slots_are_lent_to_a_client_that_does_not_read_for_a_while_only(workers)
         pytest.skip("answers have memory of their own there")
     x = rows(TOKENS)
     limits = {"max_batch_tokens": TOKENS, "max_queue_bytes": 4 << 20, "max_body_bytes": 4 << 20}
-    with ServerThread(FakeEngine(), receive_timeout_s=1.0, **limits) as thread:
+    engine = FakeEngine()
+    with ServerThread(engine, receive_timeout_s=1.0, **limits) as thread, ExitStack() as stack:
         # Two slots of 4 MiB for answers: one may be held, beyond that they are taken out.
-        deaf = [RawConnection(thread.url, receive_buffer=4096) for _ in range(4)]
-        for connection in deaf:
-            connection.send(_request(x))
+        for _ in range(4):
+            deaf = stack.enter_context(RawConnection(thread.url, receive_buffer=4096))
+            deaf.send(_request(x))
+            # The queue has room for one request, and the memory for one answer besides a held one.
+            assert engine.started.acquire(timeout=10)
+            wait_until(lambda: thread.server.answer_bytes <= 4 << 20)
         with RawConnection(thread.url) as reader:
             reader.send(_request(x))
             _assert_right(reader, x)
         assert thread.server.answer_bytes <= 4 << 20
         wait_until(lambda: thread.server.answer_bytes == 0, 5)
-        for connection in deaf:
-            connection.close()
