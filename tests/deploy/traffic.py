@@ -17,7 +17,7 @@ from tests.servers import wait_until
 
 HIDDEN = 896
 # With these, one client with full batches leaves room for nobody else.
-SETTINGS = {"max_batch_tokens": 64, "max_queue_tokens": 64}
+SETTINGS = {"max_batch_tokens": 64, "max_queue_tokens": 64, "client_shared_memory": True}
 _V2 = {"name": "x", "shape": [1, HIDDEN], "datatype": "FP32", "data": [0.5] * HIDDEN}
 
 
@@ -66,10 +66,12 @@ def misbehave(url: str) -> None:
 
 
 def load(url: str) -> None:
-    """`tilemlp load`, which checks every answer."""
+    """`tilemlp load`, which checks every answer, over HTTP and over shared memory."""
     command = ["load", "--url", url, "--connections", "4", "--rows", "1:0.7,8:0.3", "--quiet"]
-    subprocess.run(
-        [sys.executable, "-m", "service", *command, "--duration-s", "5", "--warm-up-s", "1"],
-        check=True,
-        capture_output=True,
-    )
+    for transport, duration_s in (("http", "5"), ("shm", "4")):
+        times = ["--duration-s", duration_s, "--warm-up-s", "1"]
+        subprocess.run(
+            [sys.executable, "-m", "service", *command, "--transport", transport, *times],
+            check=True,
+            capture_output=True,
+        )
