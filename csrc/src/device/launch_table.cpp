@@ -26,7 +26,7 @@ namespace device {
 SWIGLU_DECLARE_ALL_TYPES(pp_128x192_c2x1)
 SWIGLU_DECLARE(pp_128x192_c1x1_bf16_silu)
 SWIGLU_DECLARE(pp_128x160_c2x1_bf16_silu)
-SWIGLU_DECLARE_ALL_TYPES(pp_64x256_c1x1)
+SWIGLU_DECLARE(pp_64x256_c1x1_bf16_silu)
 SWIGLU_DECLARE(co_128x256_c2x1_bf16_silu)
 SWIGLU_DECLARE(co_256x128_c1x2_bf16_silu)
 SWIGLU_DECLARE(co_256x192_c2x1_bf16_silu)
@@ -76,7 +76,7 @@ constexpr std::array<LaunchRow, kNumConfigs> kLaunchers = {
     SWIGLU_ALL_TYPES(pp_128x192_c2x1),
     only_bf16_silu(pp_128x192_c1x1_bf16_silu),
     only_bf16_silu(pp_128x160_c2x1_bf16_silu),
-    SWIGLU_ALL_TYPES(pp_64x256_c1x1),
+    only_bf16_silu(pp_64x256_c1x1_bf16_silu),
     only_bf16_silu(co_128x256_c2x1_bf16_silu),
     only_bf16_silu(co_256x128_c1x2_bf16_silu),
     only_bf16_silu(co_256x192_c2x1_bf16_silu),

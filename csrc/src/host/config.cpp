@@ -50,7 +50,7 @@ constexpr std::array<swiglu_config_t, kNumConfigs> kTable = {
     row(kPp128x192c2x1, 2, 128, 96, 2, 1, 0, 8, kAllTypes, "pp_128x192_c2x1"),
     row(kPp128x192c1x1, 2, 128, 96, 1, 1, 0, 8, 0, "pp_128x192_c1x1"),
     row(kPp128x160c2x1, 2, 128, 80, 2, 1, 0, 8, 0, "pp_128x160_c2x1"),
-    row(kPp64x256c1x1, 2, 64, 128, 1, 1, 0, 8, kAllTypes, "pp_64x256_c1x1"),
+    row(kPp64x256c1x1, 2, 64, 128, 1, 1, 0, 8, 0, "pp_64x256_c1x1"),
     row(kCo128x256c2x1, 2, 128, 128, 2, 1, 1, 8, 0, "co_128x256_c2x1"),
     row(kCo256x128c1x2, 2, 256, 64, 1, 2, 1, 8, 0, "co_256x128_c1x2"),
     row(kCo256x192c2x1, 2, 256, 96, 2, 1, 1, 8, 0, "co_256x192_c2x1"),

@@ -5,7 +5,5 @@ namespace swiglu::device {
 using Tile = TileConfig<Pingpong, 64, 256, 1, 1>;
 
 SWIGLU_LAUNCHER(pp_64x256_c1x1_bf16_silu, PairGemm<Tile, cutlass::bfloat16_t, Silu>)
-SWIGLU_LAUNCHER(pp_64x256_c1x1_bf16_gelu, PairGemm<Tile, cutlass::bfloat16_t, GeluTanh>)
-SWIGLU_LAUNCHER(pp_64x256_c1x1_bf16_relu, PairGemm<Tile, cutlass::bfloat16_t, Relu>)
 
 }  // namespace swiglu::device
