@@ -19,7 +19,7 @@ def peer_tables(folder: Path) -> str:
     """The comparisons on all machines whose results are there."""
     slugs = sorted(path.name.removesuffix("-service.csv") for path in folder.glob("*-service.csv"))
     tables = [_peer_table(ServiceResults(folder, slug)) for slug in slugs]
-    return "\n\n".join(table for table in tables if table)
+    return "\n\n".join(table for table in tables if table) or "Not measured yet."
 
 
 def _peer_table(results: ServiceResults) -> str:
