@@ -77,7 +77,7 @@ def test_a_region_lies_within_its_object(
     with pytest.raises(InvalidRequest, match=words):
         registered(regions, "r", memory.key, offset, nbytes)
     assert regions.count == 0
-    assert open_files() == before
+    assert open_files() <= before  # others' may be closed meanwhile
 
 
 def test_a_name_is_given_once(memory: SharedObject) -> None:
@@ -123,7 +123,7 @@ def test_unregistering(memory: SharedObject) -> None:
         regions.status("a")
     regions.unregister_all()
     assert regions.status() == []
-    assert open_files() == before
+    assert open_files() <= before  # others' may be closed meanwhile
 
 
 def test_windows_lie_within_their_region(memory: SharedObject) -> None:
@@ -146,7 +146,7 @@ def test_whoever_uses_a_region_keeps_it(memory: SharedObject) -> None:
     region.read(0, target)
     assert target == b"0123456789"
     region.release()
-    assert open_files() == before
+    assert open_files() <= before  # others' may be closed meanwhile
 
 
 def test_a_device_that_pins_gets_the_memory_itself(memory: SharedObject) -> None:

@@ -91,7 +91,7 @@ def test_other_files_are_refused_at_once(memory: SharedObject, kind: str) -> Non
     finally:
         listener.close()
         path.rmdir() if kind == "directory" else path.unlink()
-    assert open_files() == before
+    assert open_files() <= before  # others' may be closed meanwhile
 
 
 def test_a_truncated_object_is_refused_and_not_extended(memory: SharedObject) -> None:

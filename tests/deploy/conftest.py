@@ -38,7 +38,8 @@ class Watched:
         return self.prometheus.over(chosen.replace("$__rate_interval", "10s"), self.start, self.end)
 
 
-@pytest.fixture(scope="session")
+# Ended with the tests of this folder: what a scrape that is cut says is no output of other tests.
+@pytest.fixture(scope="package")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     with pytest.MonkeyPatch.context() as patch:
