@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from service.bench.csv_file import write_csv
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
 from service.bench.kernel_options import Progress
@@ -203,10 +204,7 @@ def make_row(  # noqa: PLR0917 - what was asked, what was found
 def write_rows(path: Path, rows: list[BudgetRow]) -> None:
     """Write the file anew."""
     columns = [field.name for field in fields(BudgetRow)]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([getattr(row, name) for name in columns] for row in rows)
+    write_csv(path, columns, ([getattr(row, name) for name in columns] for row in rows))
 
 
 def read_rows(path: Path) -> list[BudgetRow]:

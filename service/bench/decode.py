@@ -12,12 +12,12 @@ from service.bench.ceilings import measure_ceilings
 from service.bench.decode_problem import MlpProblem, draw_mlps
 from service.bench.decode_results import DecodeRow, decode_path, write_decode_rows
 from service.bench.environment import describe_environment
-from service.bench.gpu import describe_gpu
+from service.bench.gpu import card_table, describe_gpu
 from service.bench.kernel_options import Progress, require_gpu
 from service.bench.kernel_problem import Size
 from service.bench.kernel_results import write_about
 from service.engine.gpus import gpu_slug
-from service.kernels.dispatch_table import TABLES, DispatchTable, read_table, table_path
+from service.kernels.dispatch_table import TABLES, table_path
 from service.kernels.down import DownLauncher
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.timing import CapturedCalls, Steadiness, measure
@@ -66,7 +66,7 @@ class DecodeBench:
         slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
         path = table_path(slug, options.tables or TABLES)
-        self._table = DispatchTable(read_table(path), launcher.library)
+        self._table = card_table(path, launcher.library, gpu)
         self._path = decode_path(options.results, slug)
         self._ceilings = measure_ceilings(options.steadiness)
         self._rows: list[DecodeRow] = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from service.errors import ConfigError
+from service.bench.csv_file import read_csv, write_csv
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +66,9 @@ def decode_path(results: Path, gpu: str) -> Path:
 
 def write_decode_rows(path: Path, rows: Sequence[DecodeRow]) -> None:
     """Write the file anew."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in rows:
-            writer.writerow([_cell(name, getattr(row, name)) for name in COLUMNS])
+    write_csv(
+        path, COLUMNS, ([_cell(name, getattr(row, name)) for name in COLUMNS] for row in rows)
+    )
 
 
 def read_decode_rows(path: Path) -> list[DecodeRow]:
@@ -80,16 +77,9 @@ def read_decode_rows(path: Path) -> list[DecodeRow]:
     Raises:
         ConfigError: there is no such file, or it has other columns.
     """
-    try:
-        with path.open(newline="") as file:
-            header, *lines = csv.reader(file)
-    except (FileNotFoundError, ValueError):
-        raise ConfigError(f"results: must be a file that a run wrote, is {path}") from None
-    if tuple(header) != COLUMNS:
-        raise ConfigError(f"results: {path} must have the columns {', '.join(COLUMNS)}")
     return [
-        DecodeRow(**{name: _value(name, text) for name, text in zip(COLUMNS, line, strict=True)})
-        for line in lines
+        DecodeRow(**{name: _value(name, text) for name, text in line.items()})
+        for line in read_csv(path, COLUMNS)
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 
+from service.bench.csv_file import write_csv
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
@@ -171,10 +171,7 @@ def measure_bus() -> float:
 
 def _write_rows(path: Path, rows: list[EngineRow]) -> None:
     columns = [field.name for field in fields(EngineRow)]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([getattr(row, name) for name in columns] for row in rows)
+    write_csv(path, columns, ([getattr(row, name) for name in columns] for row in rows))
 
 
 def _line(row: EngineRow) -> str:

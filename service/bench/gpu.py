@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+
+from service.kernels.dispatch_table import DispatchTable, table_of_card
+from service.kernels.library import Library
 
 _FIELDS = ("name", "driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory")
 
@@ -12,6 +17,12 @@ _FIELDS = ("name", "driver_version", "power.limit", "clocks.max.sm", "clocks.max
 def watts_and_mhz() -> tuple[float, float]:
     """What the card draws and its multiprocessors' clock, now."""
     return torch.cuda.power_draw() / 1e3, float(torch.cuda.clock_rate())
+
+
+def card_table(path: Path, library: Library, gpu: Mapping[str, object]) -> DispatchTable:
+    """The dispatch table in a file; an empty one where it is not of the card `describe_gpu` saw."""
+    table = table_of_card(path, library, str(gpu["gpu"]), int(str(gpu["multiprocessors"])))
+    return table or DispatchTable((), library)
 
 
 def describe_gpu() -> dict[str, object]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from service.errors import ConfigError
+from service.bench.csv_file import read_csv, write_csv
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,9 @@ def csv_path(results: Path, gpu: str) -> Path:
 
 def write_rows(path: Path, rows: Sequence[KernelRow]) -> None:
     """Write the file anew."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in rows:
-            writer.writerow([_cell(name, getattr(row, name)) for name in COLUMNS])
+    write_csv(
+        path, COLUMNS, ([_cell(name, getattr(row, name)) for name in COLUMNS] for row in rows)
+    )
 
 
 def read_rows(path: Path) -> list[KernelRow]:
@@ -84,16 +81,9 @@ def read_rows(path: Path) -> list[KernelRow]:
     Raises:
         ConfigError: there is no such file, or it has other columns.
     """
-    try:
-        with path.open(newline="") as file:
-            header, *lines = csv.reader(file)
-    except (FileNotFoundError, ValueError):
-        raise ConfigError(f"results: must be a file that a run wrote, is {path}") from None
-    if tuple(header) != COLUMNS:
-        raise ConfigError(f"results: {path} must have the columns {', '.join(COLUMNS)}")
     return [
-        KernelRow(**{name: _value(name, text) for name, text in zip(COLUMNS, line, strict=True)})
-        for line in lines
+        KernelRow(**{name: _value(name, text) for name, text in line.items()})
+        for line in read_csv(path, COLUMNS)
     ]
 
 

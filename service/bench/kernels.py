@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from service.bench.ceilings import measure_ceilings, measure_host_us
 from service.bench.environment import describe_environment
-from service.bench.gpu import describe_gpu, watts_and_mhz
+from service.bench.gpu import card_table, describe_gpu, watts_and_mhz
 from service.bench.kernel_options import KernelBenchOptions, Progress, require_gpu
 from service.bench.kernel_problem import Problem, Size, draw_problems
 from service.bench.kernel_results import (
@@ -23,7 +23,6 @@ from service.bench.kernel_results import (
 )
 from service.bench.kernel_variants import eager, make_calls
 from service.engine.gpus import gpu_slug
-from service.kernels.dispatch_table import DispatchTable, table_of_card
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
 from service.kernels.timing import CapturedCalls, Timing, measure
@@ -67,9 +66,7 @@ class KernelBench:
         gpu = describe_gpu()
         self._slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
-        path = options.table_path(self._slug)
-        table = table_of_card(path, launcher.library, str(gpu["gpu"]), self._num_sms)
-        self._table = table or DispatchTable((), launcher.library)
+        self._table = card_table(options.table_path(self._slug), launcher.library, gpu)
         self._ceilings = measure_ceilings(options.steadiness)
         self._sizes: list[dict[str, object]] = []
         self.run: dict[str, object] = {

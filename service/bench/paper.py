@@ -13,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from service.bench.ceilings import measure_ceilings
 from service.bench.environment import describe_environment
-from service.bench.gpu import describe_gpu, watts_and_mhz
+from service.bench.gpu import card_table, describe_gpu, watts_and_mhz
 from service.bench.kernel_options import Progress, require_gpu
 from service.bench.kernel_problem import ModelTensors, Problem, Size
 from service.bench.kernel_variants import make_calls
@@ -30,7 +30,7 @@ from service.bench.paper_results import (
     write_paper,
 )
 from service.engine.gpus import gpu_slug
-from service.kernels.dispatch_table import TABLES, DispatchTable, table_of_card, table_path
+from service.kernels.dispatch_table import TABLES, table_path
 from service.kernels.launcher import Launcher, default_launcher
 from service.kernels.library import KernelChoice
 from service.kernels.timing import CapturedCalls, measure
@@ -83,13 +83,8 @@ class PaperBench:
         slug = gpu_slug(str(gpu["gpu"]))
         self._num_sms = int(str(gpu["multiprocessors"]))
         self._path = paper_path(options.results, slug)
-        table = table_of_card(
-            table_path(slug, options.tables or TABLES),
-            launcher.library,
-            str(gpu["gpu"]),
-            self._num_sms,
-        )
-        self._table = table or DispatchTable((), launcher.library)
+        path = table_path(slug, options.tables or TABLES)
+        self._table = card_table(path, launcher.library, gpu)
         self._tensors: tuple[str, ModelTensors] | None = None
         self._compiling: _Compiling | None = None
         self._compiled: list[tuple[CompileRow, _Compiling]] = []
