@@ -239,15 +239,21 @@ def bench_service(
     cases: Annotated[
         str, typer.Option(help="For --peers: rows x clients, with commas.")
     ] = "1x1,64x32,2048x16",
-    rounds: Annotated[int, typer.Option(min=1, help="For --peers: of each, medians count.")] = 3,
-    duration_s: Annotated[float, typer.Option(min=0.1, help="For --peers: of a round.")] = 3.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each, medians count.")] = 3,
+    duration_s: Annotated[
+        float, typer.Option(min=0.1, help="Of a round; without --peers, about.")
+    ] = 1.0,
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to note down where there is no checkout.")
+    ] = None,
 ) -> None:
     """Measure what the service adds to a bare ASGI echo, with a stub for the engine."""
-    from service.bench.service import run_service_bench
+    from service.bench.kernel_options import recorded_command
+    from service.bench.service import ServiceOptions, run_service_bench
 
+    command = recorded_command(sys.argv[1:])
     with _err.status("starting servers") as status:
         if peers:
-            from service.bench.kernel_options import recorded_command
             from service.bench.peers.compare import run_peer_bench
             from service.bench.peers.options import PeerOptions, parse_cases
 
@@ -257,10 +263,11 @@ def bench_service(
                 rounds=rounds,
                 duration_s=duration_s,
             )
-            command = recorded_command(sys.argv[1:])
             lines = run_peer_bench(options, results, command, status.update)
         else:
-            lines = run_service_bench(results, "tilemlp bench service", status.update)
+            lines = run_service_bench(
+                ServiceOptions(results, command, rounds, duration_s, commit), status.update
+            )
     for line in lines:
         typer.echo(line)
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from service.bench.decode_table import decode_bench_table
 from service.bench.engine_table import budget_table, engine_bench_table
@@ -48,15 +49,24 @@ def metrics_table() -> str:
 
 
 def service_bench_table() -> str:
-    """What `tilemlp bench service` last wrote, with where and how."""
-    about, found = ServiceResults(RESULTS, "cpu").added()
+    """What `tilemlp bench service` last wrote on each machine, with where and how."""
+    machines = [ServiceResults.of(path) for path in sorted(RESULTS.glob("*-service.csv"))]
+    return "\n\n".join(
+        _service_bench_table(about, rows)
+        for about, rows in map(ServiceResults.added, machines)
+        if rows
+    )
+
+
+def _service_bench_table(about: dict[str, Any], found: list[dict[str, str]]) -> str:
     loop = {tuple(entry[:4]): entry[4] for entry in about["loop_us_per_request"]}
     rows = []
     for one in found:
         case = (int(one["rows"]), int(one["clients"]))
         key = (one["server"], int(one["workers"]), *case)
         echo = loop["echo", 0, case[0], case[1]]
-        against = f"{loop[key] - echo:+.0f} µs, {loop[key] / echo:.2f}×" if key[0] != "echo" else ""
+        is_ours = one["server"] == "tilemlp"
+        against = f"{loop[key] - echo:+.0f} µs, {loop[key] / echo:.2f}×" if is_ours else ""
         rows.append(
             (
                 one["rows"],

@@ -1,7 +1,7 @@
 """`tilemlp bench service`: what the service adds to a bare echo, engine left out.
 
-Echo and service are measured in alternating rounds of one run, because the figures of a shared
-machine drift by more than the difference; medians over rounds are reported.
+All servers are measured in alternating rounds of one run, because the figures of a shared machine
+drift by more than the difference; medians over rounds are reported.
 """
 
 from __future__ import annotations
@@ -13,21 +13,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.bench.clients import run_round
+import torch
+
+from service.bench.clients import Round, run_processes, run_round
 from service.bench.environment import describe_environment
+from service.bench.gpu import describe_gpu
 from service.bench.processes import MeasuredServer
 from service.bench.service_results import STUB, ServiceResults
 from service.bench.stub import HIDDEN_SIZE
+from service.engine.gpus import gpu_slug
 from service.metrics import Metrics
 
 ROW_BYTES = 2 * HIDDEN_SIZE
 # 1 row is the smallest request, 2340 rows are 4 MiB.
 CASES = ((1, 1), (1, 16), (64, 16), (2340, 1), (2340, 8))
+# With more cores than this, for which so few clients are no load.
+_MANY_CORES = 8
+CASES_OF_MANY_CORES = ((1, 1), (1, 64), (1, 256), (64, 32), (2340, 1), (2340, 16), (2340, 32))
 # Front ends in processes of their own, as far as there are cores for them and for clients.
 _WORKERS = (0, 1, 2, 4, 8)
-_ROUND_S = 1.0
-_ROUNDS = 5
 _SOAK_REQUESTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What to measure, and where it goes.
+
+    Attributes:
+        results: Directory of the results files.
+        command: What a reader would type.
+        rounds: Of each server and case; their medians count.
+        round_s: Of one of them, about.
+        commit: Where there is no checkout to ask.
+    """
+
+    results: Path
+    command: str
+    rounds: int = 5
+    round_s: float = 1.0
+    commit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +89,28 @@ class Measured:
         }
 
 
-def run_service_bench(results: Path, command: str, progress: Callable[[str], None]) -> list[str]:
-    """Measure all cases, write `cpu-service.csv` and `.json`, and return lines to print."""
-    servers = [MeasuredServer("echo")]
+def run_service_bench(options: ServiceOptions, progress: Callable[[str], None]) -> list[str]:
+    """Measure all cases, write `<gpu>-service.csv` and `.json`, and return lines to print."""
+    servers = [MeasuredServer("sockets", half_the_cores()), MeasuredServer("echo")]
     servers += [MeasuredServer("tilemlp", workers) for workers in worker_counts()]
     try:
         measured = [
             one
-            for rows, clients in CASES
-            for one in _measure_case(servers, rows, clients, progress)
+            for rows, clients in cases()
+            for one in _measure_case(servers, rows, clients, options, progress)
         ]
         progress(f"{_SOAK_REQUESTS} requests for memory growth")
-        growth = _soak(servers[1])
+        growth = _soak(next(server for server in servers if server.name == "tilemlp"))
     finally:
         for server in servers:
             server.__exit__()
     metrics_us = _metrics_us_per_request()
-    summary = {
-        **describe_environment(command),
-        "rounds": _ROUNDS,
+    on_gpu = torch.cuda.is_available()
+    about = {
+        **describe_environment(options.command, commit=options.commit),
+        **(describe_gpu() if on_gpu else {}),
+        "rounds": options.rounds,
+        "round_s": options.round_s,
         "loop_us_per_request": [
             [one.server, one.workers, one.rows, one.clients, round(one.loop_us_per_request, 1)]
             for one in measured
@@ -92,40 +119,57 @@ def run_service_bench(results: Path, command: str, progress: Callable[[str], Non
         "soak_requests": _SOAK_REQUESTS,
         "soak_growth_bytes": growth,
     }
-    ServiceResults(results, "cpu").replace_added(summary, [one.row() for one in measured])
+    slug = gpu_slug(str(about["gpu"])) if on_gpu else "cpu"
+    ServiceResults(options.results, slug).replace_added(about, [one.row() for one in measured])
     return _table(measured, metrics_us, growth)
 
 
+def cases() -> tuple[tuple[int, int], ...]:
+    """Rows and clients that are worth a measurement on this machine."""
+    return CASES_OF_MANY_CORES if half_the_cores() * 2 > _MANY_CORES else CASES
+
+
+def half_the_cores() -> int:
+    """Those of servers or of clients."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
 def _measure_case(
-    servers: list[MeasuredServer], rows: int, clients: int, progress: Callable[[str], None]
+    servers: list[MeasuredServer],
+    rows: int,
+    clients: int,
+    options: ServiceOptions,
+    progress: Callable[[str], None],
 ) -> list[Measured]:
-    body = os.urandom(rows * ROW_BYTES)
     # Warm-up, and how many requests make a round.
-    rates = [_rate(server, body, clients) for server in servers]
+    rates = [_rate(server, rows, clients) for server in servers]
     rounds: list[list[Measured]] = [[] for _ in servers]
-    for index in range(_ROUNDS):
-        progress(f"{rows} rows, {clients} clients, round {index + 1} of {_ROUNDS}")
+    for index in range(options.rounds):
+        progress(f"{rows} rows, {clients} clients, round {index + 1} of {options.rounds}")
         for server, rate, found in zip(servers, rates, rounds, strict=True):
-            requests = max(clients, int(rate * _ROUND_S) // clients * clients)
-            found.append(_measure(server, body, rows, clients, requests))
+            requests = max(clients, int(rate * options.round_s) // clients * clients)
+            found.append(_measure(server, rows, clients, requests))
     return [_median(found) for found in rounds]
 
 
 def worker_counts() -> list[int]:
     """Values of the setting `workers` that are worth a measurement on this machine."""
-    return [count for count in _WORKERS if count <= max(2, (os.cpu_count() or 1) // 2)]
+    return [count for count in _WORKERS if count <= max(2, half_the_cores())]
 
 
-def _rate(server: MeasuredServer, body: bytes, clients: int) -> float:
+def _rate(server: MeasuredServer, rows: int, clients: int) -> float:
     requests = clients * 20
-    return requests / run_round(server.port, body, clients, requests).elapsed_s
+    return requests / _ask(server, rows, clients, requests).elapsed_s
 
 
-def _measure(
-    server: MeasuredServer, body: bytes, rows: int, clients: int, requests: int
-) -> Measured:
+def _ask(server: MeasuredServer, rows: int, clients: int, requests: int) -> Round:
+    processes = max(n for n in range(1, half_the_cores() + 1) if clients % n == 0)
+    return run_processes(server.port, rows * ROW_BYTES, clients, requests, processes)
+
+
+def _measure(server: MeasuredServer, rows: int, clients: int, requests: int) -> Measured:
     loop_s, cpu_s = server.loop_cpu_s(), server.cpu_s()
-    found = run_round(server.port, body, clients, requests)
+    found = _ask(server, rows, clients, requests)
     loop_s, cpu_s = server.loop_cpu_s() - loop_s, server.cpu_s() - cpu_s
     done = len(found.latencies_s)
     percentiles = statistics.quantiles(found.latencies_s, n=100)
@@ -198,7 +242,7 @@ def _table(measured: list[Measured], metrics_us: float, growth: int) -> list[str
         against = ""
         if one.server == "echo":
             echo = one
-        else:
+        elif one.server == "tilemlp":
             added = one.loop_us_per_request - echo.loop_us_per_request
             ratio = one.loop_us_per_request / echo.loop_us_per_request
             against = f"{added:+.0f} µs, {ratio:.2f}x"

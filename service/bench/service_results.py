@@ -29,6 +29,7 @@ COLUMNS = (
 # The model of the rows that show what the service adds; the comparison's have other names.
 STUB = "stub"
 _PEERS = "peers"
+_SUFFIX = "-service.csv"
 
 
 class ServiceResults:
@@ -40,8 +41,13 @@ class ServiceResults:
     """
 
     def __init__(self, folder: Path, gpu: str) -> None:
-        self.path = folder / f"{gpu}-service.csv"
+        self.path = folder / f"{gpu}{_SUFFIX}"
         self._about_path = self.path.with_suffix(".json")
+
+    @classmethod
+    def of(cls, path: Path) -> ServiceResults:
+        """Those whose CSV has this name."""
+        return cls(path.parent, path.name.removesuffix(_SUFFIX))
 
     def added(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """How it was measured what the service adds, and the rows; both empty where it was not."""

@@ -1,7 +1,8 @@
-"""Servers to measure: the service around an engine that costs nothing, and a bare echo.
+"""Servers to measure: the service around an engine that costs nothing, and what it is held against.
 
-`python -m service.bench.stub tilemlp` and `… echo` listen on a free port, or on one that is named
-behind that, and print it as the server's log does. Both answer a body with the same body.
+`python -m service.bench.stub tilemlp`, `… echo` and `… sockets` listen on a free port, or on one
+that is named behind that, and print it as the server's log does. All answer a body with the same
+body.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from service.bench.floor import serve_floor
 from service.config import load_settings
 from service.engine.base import Batch, BatchReport, DType, ModelSpec
 from service.log import configure_logging
@@ -68,10 +70,12 @@ async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:  # noqa:
 
 
 def main(server: str, port: int = 0) -> int:
-    """Run one of the two until SIGTERM; port 0 picks a free one."""
+    """Run one of them until SIGTERM; port 0 picks a free one."""
     configure_logging("info")
     if server == "tilemlp":
         return serve(load_settings(port=port, drain_delay_s=0.0), StubEngine())
+    if server == "sockets":
+        serve_floor(port, load_settings().workers)
     uvicorn.run(
         echo,
         port=port,

@@ -20,14 +20,16 @@ from service.readme import service_bench_table
 def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "CASES", ((1, 2), (64, 2)))
     monkeypatch.setattr(bench, "_WORKERS", (0, 2))
-    monkeypatch.setattr(bench, "_ROUND_S", 0.05)
-    monkeypatch.setattr(bench, "_ROUNDS", 3)
+    monkeypatch.setattr(bench, "CASES_OF_MANY_CORES", bench.CASES)
+    monkeypatch.setattr(bench, "half_the_cores", lambda: 2)
     monkeypatch.setattr(bench, "_SOAK_REQUESTS", 320)
     steps: list[str] = []
-    lines = bench.run_service_bench(tmp_path, "a test", steps.append)
-    with (tmp_path / "cpu-service.csv").open(newline="") as file:
+    options = bench.ServiceOptions(tmp_path, "a test", rounds=3, round_s=0.05, commit="abc")
+    lines = bench.run_service_bench(options, steps.append)
+    (written,) = tmp_path.glob("*-service.csv")
+    with written.open(newline="") as file:
         found = list(csv.DictReader(file))
-    servers = [("echo", "0"), ("tilemlp", "0"), ("tilemlp", "2")]
+    servers = [("sockets", "2"), ("echo", "0"), ("tilemlp", "0"), ("tilemlp", "2")]
     assert [(r["server"], r["workers"], r["rows"], r["clients"]) for r in found] == [
         (*server, rows, "2") for rows in ("1", "64") for server in servers
     ]
@@ -37,15 +39,16 @@ def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
         assert gbytes == pytest.approx(rate * int(row["rows"]) * 1792 * 2 / 1e9, abs=1e-3)
         assert 0 < float(row["p50_us"]) <= float(row["p99_us"])
         assert float(row["cpu_ms_per_request"]) > 0
-    about = json.loads((tmp_path / "cpu-service.json").read_text())
-    assert about["command"] == "a test"
+    about = json.loads(written.with_suffix(".json").read_text())
+    assert (about["command"], about["commit"]) == ("a test", "abc")
     assert about["soak_requests"] == 320
-    assert len(about["loop_us_per_request"]) == 6
-    # The event loop is one of the process's threads.
-    for row, (*_, loop_us) in zip(found, about["loop_us_per_request"], strict=True):
-        assert 0 < loop_us <= float(row["cpu_ms_per_request"]) * 1e3 * 1.01
+    assert len(about["loop_us_per_request"]) == 8
+    # The event loop is one of the process's threads; blocking sockets have none.
+    for row, (name, *_, loop_us) in zip(found, about["loop_us_per_request"], strict=True):
+        assert (loop_us > 0) == (name != "sockets")
+        assert loop_us <= float(row["cpu_ms_per_request"]) * 1e3 * 1.01
     assert any("round 3 of 3" in step for step in steps)
-    assert len(lines) == 1 + 6 + 2
+    assert len(lines) == 1 + 8 + 2
     monkeypatch.setattr("service.readme.RESULTS", tmp_path)
     assert service_bench_table().count("| tilemlp |") == 4
 
