@@ -131,7 +131,9 @@ def test_models_and_the_share_of_elements_that_are_off(swiglu, model, scale):
         swiglu(case.x, swiglu.weights(config, case.gate_up), case.out, config=config.id)
         found = faults(case.out, expected, slack, roundings_of(config)) or frame_fault(case)
         assert found == "", config.name
-        most = 1.05 * allowed[config.kernel] + 2e-6
+        # Which sums nearly cancel is chance: five standard deviations of a count of rare elements.
+        share, elements = allowed[config.kernel], expected.numel()
+        most = share + 5 * (share / elements) ** 0.5 + 2e-6
         assert off_by_percent(case.out, expected) <= most, config.name
 
 
