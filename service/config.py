@@ -193,11 +193,6 @@ class Settings(BaseSettings):
                 f"max_queue_bytes: must be at least max_body_bytes ({self.max_body_bytes}) "
                 f"for the largest body to be admitted, is {self.max_queue_bytes}"
             )
-        if self.workers and self.client_shared_memory:
-            raise ValueError(
-                "client_shared_memory: must be off with workers, whose front ends cannot reach "
-                f"clients' regions, workers is {self.workers}"
-            )
         if self.drain_delay_s >= self.shutdown_grace_s:
             raise ValueError(
                 f"drain_delay_s: must be below shutdown_grace_s ({self.shutdown_grace_s}), "

@@ -14,7 +14,8 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import ModelSpec
-from service.shared_memory import RegionTable
+from service.shared_memory import Regions
+from service.wire.window import Window
 
 
 class InProgress:
@@ -72,7 +73,7 @@ class Front(Protocol):
     reason: str
     health: Health
     in_progress: InProgress
-    regions: RegionTable | None
+    regions: Regions | None
 
     @property
     def counts(self) -> FrontCounts:
@@ -123,11 +124,19 @@ class Front(Protocol):
             QueueFull: there is no room for its rows or its answer; what it held was returned.
         """
 
+    async def submit_shared(
+        self, request: PendingRequest, source: Window | None, target: Window | None
+    ) -> asyncio.Future[Answer]:
+        """Queue a request whose input or answer lies in a region, which there must be.
+
+        Raises:
+            InvalidRequest: a window is wrong; what the request held was returned, as below.
+            TooLarge: the input is longer than a body may be.
+            QueueFull: there is no room for it.
+        """
+
     def cancel(self, request: PendingRequest) -> None:
         """The client has left."""
-
-    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
-        """Bytes went `in` from clients' shared memory, or `out` to it."""
 
     async def scrape(self) -> bytes:
         """The text of /metrics."""

@@ -23,7 +23,9 @@ from service.front import InProgress
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 from service.nvml import GpuSampler
-from service.shared_memory import RegionTable
+from service.shared_memory import LocalRegions, Regions, RegionTable
+from service.shared_requests import SharedRequests
+from service.wire.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class Runtime:
     Attributes:
         batcher: Exists from `start` on.
         regions: Clients' shared memory; None where it is not allowed.
+        region_table: The same, for those in this process.
+        shared_requests: How requests with windows in it are submitted, once started.
         in_progress: Entered by every request until its answer is handed to the transport.
         stopped: The engine is closed and its threads are idle.
     """
@@ -77,12 +81,15 @@ class Runtime:
             max_queue_bytes=settings.max_queue_bytes,
         )
         self._memory_bytes = memory_limit_bytes()
-        self.regions: RegionTable | None = None
+        self.region_table: RegionTable | None = None
+        self.regions: Regions | None = None
+        self.shared_requests: SharedRequests | None = None
         if settings.client_shared_memory:
-            self.regions = RegionTable(
+            self.region_table = RegionTable(
                 engine if isinstance(engine, PinsHostMemory) else None,
                 int(_SHARED_MEMORY_SHARE * self._memory_bytes),
             )
+            self.regions = LocalRegions(self.region_table)
         self.metrics = Metrics(
             outcomes=outcomes(),
             kernels=engine.kernels,
@@ -120,6 +127,13 @@ class Runtime:
             on_dead=self._died,
             hang_timeout_s=self._hang_timeout_s,
         )
+        if self.region_table is not None:
+            self.shared_requests = SharedRequests(
+                self.region_table,
+                self.batcher,
+                self.metrics.shared_memory_moved,
+                self.settings.max_body_bytes,
+            )
         self._tasks.append(asyncio.create_task(self._serve_engine()))
 
     async def drain(self) -> None:
@@ -157,6 +171,15 @@ class Runtime:
         """Queue a validated request."""
         return self.batcher.submit(request)
 
+    async def submit_shared(
+        self, request: PendingRequest, source: Window | None, target: Window | None
+    ) -> asyncio.Future[Answer]:
+        """Queue a request whose input or answer lies in a region."""
+        lease = request.lease
+        assert isinstance(lease, Lease)
+        assert self.shared_requests is not None
+        return await self.shared_requests.submit(request, lease, source, target)
+
     def cancel(self, request: PendingRequest) -> None:
         """The client has left."""
         self.batcher.cancel(request)
@@ -168,10 +191,6 @@ class Runtime:
     async def statistics(self) -> dict[str, int]:
         """Counts and total times for the v2 statistics document."""
         return self.metrics.statistics()
-
-    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
-        """Bytes went `in` from clients' shared memory, or `out` to it."""
-        self.metrics.shared_memory_moved(direction, nbytes)
 
     @property
     def counts(self) -> FrontCounts:
@@ -191,8 +210,8 @@ class Runtime:
     async def stop(self) -> None:
         """End the background work and close the engine; a dead or hung engine is left alone."""
         self._gpu_sampler.stop()
-        if self.regions is not None:
-            self.regions.unregister_all()
+        if self.region_table is not None:
+            self.region_table.unregister_all()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -246,7 +265,7 @@ class Runtime:
 
     def _add_gauges(self) -> None:
         admission, health, metrics = self.admission, self.health, self.metrics
-        memory_bytes, regions = self._memory_bytes, self.regions
+        memory_bytes, regions = self._memory_bytes, self.region_table
         for name, help_text, read in (
             (
                 "mlp_queue_requests",

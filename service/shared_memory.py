@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from service.engine.base import PinsHostMemory
 from service.errors import InvalidRequest, NotFound
@@ -13,6 +14,28 @@ from service.wire.window import Window
 _LONGEST_NAME = 255
 # Each holds a file descriptor.
 MAX_REGIONS = 1024
+
+
+class RegionStatus(NamedTuple):
+    """A registered region, as it was registered."""
+
+    name: str
+    key: str
+    offset: int
+    nbytes: int
+
+
+class Regions(Protocol):
+    """The regions of a service, whichever process they are in; see RegionTable."""
+
+    async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Make an object's bytes from offset on known by a name; may raise InvalidRequest."""
+
+    async def unregister(self, name: str | None) -> None:
+        """Forget a region, or all of them."""
+
+    async def status(self, name: str | None) -> list[RegionStatus]:
+        """All regions, or the one of that name; may raise NotFound."""
 
 
 class RegionTable:
@@ -129,6 +152,31 @@ class RegionTable:
                 f"byte_size: must be at most {left}, what is left of the {self._max_bytes} bytes "
                 f"for all regions, is {nbytes}"
             )
+
+
+class LocalRegions:
+    """Those of a table in this process, as `Regions`."""
+
+    def __init__(self, table: RegionTable) -> None:
+        self._table = table
+
+    async def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Make an object's bytes from offset on known by a name."""
+        await self._table.register(name, key, offset, nbytes)
+
+    async def unregister(self, name: str | None) -> None:
+        """Forget a region, or all of them."""
+        if name is None:
+            self._table.unregister_all()
+        else:
+            self._table.unregister(name)
+
+    async def status(self, name: str | None) -> list[RegionStatus]:
+        """All regions, or the one of that name."""
+        return [
+            RegionStatus(region.name, region.key, region.offset, region.nbytes)
+            for region in self._table.status(name)
+        ]
 
 
 async def run_to_end(work: Callable[[], None]) -> None:

@@ -95,13 +95,9 @@ def test_every_setting_has_its_variable(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_all_variables_together(monkeypatch: pytest.MonkeyPatch):
-    # Clients' shared memory and workers exclude each other.
-    together = {name: given for name, given in GIVEN.items() if name != "client_shared_memory"}
-    for name, (text, _) in together.items():
+    for name, (text, _) in GIVEN.items():
         monkeypatch.setenv(f"MLP_{name.upper()}", text)
-    found = dict(load_settings())
-    assert found.pop("client_shared_memory") is False
-    assert found == {name: value for name, (_, value) in together.items()}
+    assert dict(load_settings()) == {name: value for name, (_, value) in GIVEN.items()}
 
 
 def test_a_flag_beats_a_variable_and_a_variable_the_default(monkeypatch: pytest.MonkeyPatch):
@@ -175,12 +171,6 @@ def test_all_that_is_wrong_is_said_at_once():
             {"max_body_bytes": 2048, "max_queue_bytes": 2048},
             "max_queue_bytes: must be at least max_body_bytes (2048) for the largest body to be "
             "admitted, is 2047",
-        ),
-        (
-            {"workers": 2, "client_shared_memory": True},
-            {"workers": 0, "client_shared_memory": True},
-            "client_shared_memory: must be off with workers, whose front ends cannot reach "
-            "clients' regions, workers is 2",
         ),
         (
             {"drain_delay_s": 2.0, "shutdown_grace_s": 2.0},

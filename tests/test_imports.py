@@ -52,12 +52,15 @@ RULES = {
     "shared_memory": Row("shared_region wire.window engine.base errors"),
     "nvml": Row("engine.base", "pynvml"),
     # What the routes know of the service, whichever process it runs in.
-    "front": Row("batching shared_memory engine.base config counts errors"),
+    "shared_tensors": Row("shared_memory shared_region batching wire.window engine.base errors"),
+    "shared_requests": Row("shared_tensors shared_memory batching wire.window errors"),
+    "front": Row("batching shared_memory wire.window engine.base config counts errors"),
     "runtime": Row(
-        "front batching shared_memory nvml engine.base config counts errors memory_limit metrics"
+        "front batching shared_requests shared_memory wire.window nvml engine.base config counts "
+        "errors memory_limit metrics"
     ),
     "routes": Row(
-        "front shared_memory shared_region wire batching engine.base config errors",
+        "front shared_memory wire batching engine.base config errors",
         "fastapi starlette",
     ),
     "app": Row("routes front config errors", "fastapi starlette"),
@@ -66,9 +69,11 @@ RULES = {
     "http_server": Row("app front http_direct config errors log", "uvicorn"),
     # HTTP in other processes than the engine's; these do not load what only the engine needs.
     "workers": Row(
-        "http_server runtime batching engine.base config counts errors metrics", "uvicorn"
+        "http_server runtime batching shared_requests shared_memory wire.window engine.base "
+        "config counts errors metrics",
+        "uvicorn",
     ),
-    "workers.remote": Row("workers front shared_memory batching config counts errors"),
+    "workers.remote": Row("workers front shared_memory wire.window batching config counts errors"),
     "workers.front_end": Row("workers http_server http_direct errors log"),
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),

@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse
 from service.errors import InvalidRequest, NotFound
 from service.front import Front
 from service.routes.body import parse_content_length, receive_into
-from service.shared_memory import RegionTable
-from service.shared_region import Region
+from service.shared_memory import Regions, RegionStatus
 from service.wire.json_text import load_json
 from service.wire.v2_fields import member
 
@@ -41,14 +40,14 @@ def shared_memory_router(front: Front) -> APIRouter:
     return router
 
 
-def _add_routes(router: APIRouter, regions: RegionTable, timeout_s: float) -> None:
+def _add_routes(router: APIRouter, regions: Regions, timeout_s: float) -> None:
     @router.get(f"{_SYSTEM}/status", summary="All regions of shared memory")
     async def all_regions() -> list[dict[str, Any]]:
-        return [_status(region) for region in regions.status()]
+        return [_status(region) for region in await regions.status(None)]
 
     @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions")
     async def forget_all() -> JSONResponse:
-        regions.unregister_all()
+        await regions.unregister(None)
         return JSONResponse({})
 
     # Names may hold slashes: clients send them quoted, and servers hand paths on unquoted.
@@ -56,11 +55,11 @@ def _add_routes(router: APIRouter, regions: RegionTable, timeout_s: float) -> No
 
     @router.get(f"{one}/status", summary="One region of shared memory")
     async def one_region(region: str) -> list[dict[str, Any]]:
-        return [_status(found) for found in regions.status(region)]
+        return [_status(found) for found in await regions.status(region)]
 
     @router.post(f"{one}/unregister", summary="Forget a region; none of that name is no error")
     async def forget(region: str) -> JSONResponse:
-        regions.unregister(region)
+        await regions.unregister(region)
         return JSONResponse({})
 
     @router.post(f"{one}/register", summary="Name a stretch of a POSIX shared memory object")
@@ -80,7 +79,7 @@ def _refuse(router: APIRouter, prefix: str, sentence: str) -> None:
         raise NotFound(sentence)
 
 
-def _status(region: Region) -> dict[str, Any]:
+def _status(region: RegionStatus) -> dict[str, Any]:
     return {
         "name": region.name,
         "key": region.key,

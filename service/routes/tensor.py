@@ -19,10 +19,16 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from service.batching.admission import Lease
 from service.batching.request import Answer, Holding, PendingRequest
 from service.engine.base import DType, Output
-from service.errors import OUTCOME_OK, Cancelled, ServiceError, TooLarge, Unavailable
+from service.errors import (
+    OUTCOME_OK,
+    Cancelled,
+    InvalidRequest,
+    ServiceError,
+    TooLarge,
+    Unavailable,
+)
 from service.front import Front
 from service.routes.access import expected_key, require_key
 from service.routes.body import (
@@ -44,7 +50,6 @@ from service.routes.replies import (
     header_text,
     internal_error,
 )
-from service.routes.shared_tensors import SharedTensors
 from service.wire.compression import inflate
 from service.wire.media import Encoding, parse_content_encoding
 from service.wire.tensor import WireTensor
@@ -209,20 +214,12 @@ class TensorEndpoint:
         scope: Scope,
         receive: Receive,
     ) -> tuple[Job, Answer]:
-        shared = SharedTensors(self._front)
         try:
-            try:
-                job, request = await self._take(
-                    head, encoding, lease, shared, scope=scope, receive=receive
-                )
-            except BaseException:
-                lease.release()
-                raise
-            answer = await self._answer(request, receive)
-            await shared.write(answer.data)
-        finally:
-            shared.close()
-        return job, answer
+            job, request = await self._take(head, encoding, lease, scope, receive)
+        except BaseException:
+            lease.release()
+            raise
+        return job, await self._answer(job, request, receive)
 
     async def _encode(self, head: Head, job: Job, answer: Answer, request_id: bytes) -> Reply:
         began = time.perf_counter()
@@ -245,8 +242,6 @@ class TensorEndpoint:
         head: Head,
         encoding: Encoding | None,
         lease: Holding,
-        shared: SharedTensors,
-        *,
         scope: Scope,
         receive: Receive,
     ) -> tuple[Job, PendingRequest]:
@@ -258,19 +253,7 @@ class TensorEndpoint:
         front.counts.stage("receive", received - began)
         job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
         self._validate(head, job)
-        data = memoryview(job.tensor.data)
-        nbytes = len(body)
-        if job.source is not None or job.target is not None:
-            tokens, dtype = job.tensor.tokens, job.tensor.dtype
-            shared.open(job.source, job.target, self._answer_bytes(job))
-            limit = front.settings.max_body_bytes
-            # Regions are only there where leases are of this process.
-            assert isinstance(lease, Lease)
-            found = await shared.read(lease, tokens, dtype, limit)
-            if found is not None:
-                data, nbytes = found, found.nbytes
-            shared.place(lease, job.output_dtype)
-        request = self._pending(job, lease, data, nbytes, shared.output)
+        request = self._pending(job, lease, len(body))
         front.counts.stage("decode", time.perf_counter() - received)
         return job, request
 
@@ -303,6 +286,12 @@ class TensorEndpoint:
 
     def _validate(self, head: Head, job: Job) -> None:
         settings, tokens = self._front.settings, job.tensor.tokens
+        for where, window in (("inputs[0]", job.source), ("outputs[0]", job.target)):
+            if window is not None and self._front.regions is None:
+                raise InvalidRequest(
+                    f"{where}.parameters.shared_memory_region: shared memory is not allowed; "
+                    "client_shared_memory (MLP_CLIENT_SHARED_MEMORY) allows it"
+                )
         if tokens > settings.max_batch_tokens:
             raise TooLarge(
                 f"shape: must have at most {settings.max_batch_tokens} rows, has {tokens}; send "
@@ -320,9 +309,7 @@ class TensorEndpoint:
         width = self._front.model.width(job.output)
         return job.tensor.tokens * width * job.output_dtype.itemsize
 
-    def _pending(
-        self, job: Job, lease: Holding, data: memoryview, nbytes: int, output: memoryview | None
-    ) -> PendingRequest:
+    def _pending(self, job: Job, lease: Holding, nbytes: int) -> PendingRequest:
         tokens = job.tensor.tokens
         lease.settle(tokens, nbytes)
         timeouts = [t for t in (self._front.settings.request_timeout_s, job.timeout_s) if t]
@@ -331,19 +318,21 @@ class TensorEndpoint:
             layer=job.layer,
             output=job.output,
             tokens=tokens,
-            data=data,
+            data=memoryview(job.tensor.data),
             dtype=job.tensor.dtype,
             output_dtype=job.output_dtype,
             output_nbytes=self._answer_bytes(job),
             lease=lease,
             deadline=deadline,
-            output_data=output,
         )
 
-    async def _answer(self, request: PendingRequest, receive: Receive) -> Answer:
+    async def _answer(self, job: Job, request: PendingRequest, receive: Receive) -> Answer:
         """Submit, and wait for the answer or for the client to leave."""
         front = self._front
-        future = await front.submit(request)
+        if job.source is None and job.target is None:
+            future = await front.submit(request)
+        else:
+            future = await front.submit_shared(request, job.source, job.target)
         watch = DisconnectWatch(receive, lambda: front.cancel(request))
         try:
             return await future

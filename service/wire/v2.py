@@ -9,6 +9,7 @@ outputs `mlp` and `gated`, of which a request gets one.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 
 from service.engine.base import Buffer, DType, ModelSpec, Output
@@ -197,14 +198,14 @@ def encode_v2(
         model_name: Name for the answer.
         shape: [..., width] of the output.
         dtype: Its type, from `answer_dtype`.
-        data: Its elements.
+        data: Its elements; not looked at where they go to shared memory.
 
     Returns:
         Chunks of the body, and the length of its JSON for `Inference-Header-Content-Length`;
         None where the body is JSON alone. An empty binary tensor has the length too: clients
         look for it as soon as an output has a binary_data_size.
     """
-    length = len(memoryview(data).cast("B")) if len(data) else 0
+    length = math.prod(shape) * dtype.itemsize
     if request.target is not None:
         content = f'"parameters":{_place(request.target, length)}'
     elif request.binary_output:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from service.batching.admission import Admission, Lease
@@ -19,8 +19,11 @@ from service.batching.batcher import Batcher
 from service.batching.blocks import Block, Blocks
 from service.batching.request import Answer, PendingRequest
 from service.engine.base import ModelSpec
-from service.errors import QueueFull
+from service.errors import QueueFull, ServiceError
 from service.metrics import Metrics
+from service.shared_memory import Regions
+from service.shared_requests import SharedRequests
+from service.wire.window import Window
 from service.workers.channel import Channel
 from service.workers.records import (
     MAX_TEXT_BYTES,
@@ -29,7 +32,9 @@ from service.workers.records import (
     Record,
     pack_error,
     unpack_form,
+    unpack_windows,
 )
+from service.workers.regions import answer_call
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +44,18 @@ class Held:
 
     Attributes:
         lease: Budget and the slot of its body.
-        request: Once it is submitted.
-        destination: The slot of its answer, once it is submitted.
+        request: Once the batcher has it.
+        destination: The slot of its answer, once it is taken; None for one in clients' memory.
+        is_taken: It was submitted, though the batcher may not have it yet.
     """
 
-    __slots__ = ("_engine_has_it", "_wanted", "destination", "lease", "request")
+    __slots__ = ("_engine_has_it", "_wanted", "destination", "is_taken", "lease", "request")
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.request: PendingRequest | None = None
         self.destination: Block | None = None
-        self._engine_has_it = False
+        self.is_taken = self._engine_has_it = False
         self._wanted = True
 
     @property
@@ -58,11 +64,10 @@ class Held:
         assert isinstance(self.lease.slot, Block)
         return self.lease.slot
 
-    def submitted(self, request: PendingRequest, destination: Block) -> None:
-        """From now on the batcher says when nobody uses the slots any more."""
-        self.request = request
+    def taken(self, destination: Block | None) -> None:
+        """From now on its `release` says when nobody uses the slots any more."""
         self.destination = destination
-        self._engine_has_it = True
+        self._engine_has_it = self.is_taken = True
 
     def settle(self, tokens: int, nbytes: int) -> None:
         """Correct the estimates once the body is decoded."""
@@ -93,6 +98,8 @@ class Desk:
         channel: Makes the channel to it, given what to call with a record.
         answers: Where slots for answers come from.
         on_ready: Called when it can take connections.
+        regions: Clients' memory; None where it is not allowed.
+        shared: Takes the requests whose tensors lie there.
     """
 
     def __init__(
@@ -105,7 +112,13 @@ class Desk:
         metrics: Metrics,
         answers: Blocks,
         on_ready: Callable[[], None],
+        regions: Regions | None = None,
+        shared: SharedRequests | None = None,
     ) -> None:
+        self._regions = regions
+        self._shared = shared
+        # Or the loop, which knows tasks by weak references alone, might lose them.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._model = model
         self._admission = admission
         self._batcher = batcher
@@ -123,6 +136,7 @@ class Desk:
             Kind.CANCEL: self._cancel,
             Kind.RELEASE: self._release,
             Kind.ASK: self._ask,
+            Kind.REGION: self._region,
         }
         self._channel = channel(self._read)
 
@@ -146,10 +160,7 @@ class Desk:
         except QueueFull as error:
             self._say(Record(Kind.FAILED, request=record.request, text=pack_error(error)))
         except (KeyError, ValueError, IndexError) as error:
-            # Only a bug in a front end says what makes no sense; its other requests are lost, but
-            # nobody else's.
-            logger.exception("a front end broke the protocol, hanging up: %r", error)
-            self._channel.close()
+            self._broke(error)
 
     def _say(self, record: Record) -> None:
         self._channel.send(record)
@@ -168,7 +179,7 @@ class Desk:
 
     def _place(self, record: Record) -> None:
         held = self._held[record.request]
-        if held.request is not None:
+        if held.is_taken:
             raise ValueError(f"request: must not be submitted yet, {record.request} is")
         held.lease.exchange_slot(record.nbytes)
         self._grant(record.request, held)
@@ -181,18 +192,28 @@ class Desk:
         number, tokens = record.request, record.tokens
         held = self._held[number]
         output, dtype, output_dtype = unpack_form(record.flag)
-        if held.request is not None:
+        if held.is_taken:
             raise ValueError(f"request: must not be submitted yet, {number} is")
         if record.layer not in self._model.layers:
             raise ValueError(f"layer: must be resident, is {record.layer}")
-        data = self._rows(held, record, tokens * self._model.hidden_size * dtype.itemsize)
+        source, target = unpack_windows(record.text)
+        if record.text and self._shared is None:
+            raise ValueError("windows: must be of regions, none are allowed")
+        input_nbytes = tokens * self._model.hidden_size * dtype.itemsize
+        data = memoryview(b"")
+        if source is None:
+            data = self._rows(held, record, input_nbytes)
+        elif source.nbytes != input_nbytes or tokens < 0:
+            raise ValueError(f"rows: must be {input_nbytes} bytes, the window has {source.nbytes}")
         output_nbytes = tokens * self._model.width(output) * output_dtype.itemsize
-        try:
-            destination = self._answers.acquire(output_nbytes)
-        except QueueFull:
-            del self._held[number]
-            held.drop()
-            raise
+        destination = None
+        if target is None:
+            try:
+                destination = self._answers.acquire(output_nbytes)
+            except QueueFull:
+                del self._held[number]
+                held.drop()
+                raise
         held.settle(tokens, record.body_bytes)
         request = PendingRequest(
             layer=record.layer,
@@ -204,11 +225,59 @@ class Desk:
             output_nbytes=output_nbytes,
             lease=held,
             deadline=None if math.isinf(record.first_s) else record.first_s,
-            output_data=destination.view,
+            output_data=None if destination is None else destination.view,
         )
-        held.submitted(request, destination)
-        future = self._batcher.submit(request)
+        held.taken(destination)
+        if source is None and target is None:
+            self._queued(number, held, request, self._batcher.submit(request))
+        else:
+            self._spawn(self._submit_shared(number, held, request, source, target))
+
+    def _queued(
+        self, number: int, held: Held, request: PendingRequest, future: asyncio.Future[Answer]
+    ) -> None:
+        held.request = request
         future.add_done_callback(partial(self._ended, number, held))
+
+    async def _submit_shared(
+        self,
+        number: int,
+        held: Held,
+        request: PendingRequest,
+        source: Window | None,
+        target: Window | None,
+    ) -> None:
+        assert self._shared is not None
+        try:
+            future = await self._shared.submit(
+                request, held.lease, source, target, wanted=lambda: not self._closed
+            )
+        except ServiceError as error:
+            self._failed(number, held, error)
+        else:
+            self._queued(number, held, request, future)
+
+    def _failed(self, number: int, held: Held, error: BaseException) -> None:
+        if not self._closed:
+            del self._held[number]
+            held.drop()
+            self._say(Record(Kind.FAILED, request=number, text=pack_error(error)))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned_ended)
+
+    def _spawned_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        # Only a bug in a front end says what makes no sense; its other requests are lost, but
+        # nobody else's.
+        logger.error("a front end broke the protocol, hanging up: %r", error, exc_info=error)
+        self._channel.close()
 
     def _rows(self, held: Held, record: Record, nbytes: int) -> memoryview:
         slot = held.slot.view
@@ -222,23 +291,24 @@ class Desk:
 
     def _ended(self, number: int, held: Held, future: asyncio.Future[Answer]) -> None:
         error = future.exception()
+        if error is not None:
+            self._failed(number, held, error)
+            return
         if self._closed:
             return
-        if error is not None:
-            del self._held[number]
-            held.drop()
-            self._say(Record(Kind.FAILED, request=number, text=pack_error(error)))
-            return
         answer = future.result()
-        assert held.destination is not None
+        # In the client's own memory there is nothing to send.
+        offset, nbytes = 0, 0
+        if held.destination is not None:
+            offset, nbytes = held.destination.offset, answer.data.nbytes
         self._say(
             Record(
                 Kind.DONE,
                 # Clients that are slow to take their answers may not hold all the slots.
                 flag=int(2 * self._answers.lent_bytes > self._answers.size),
                 request=number,
-                offset=held.destination.offset,
-                nbytes=answer.data.nbytes,
+                offset=offset,
+                nbytes=nbytes,
                 tokens=answer.batch_tokens,
                 first_s=answer.queue_s,
                 second_s=answer.execute_s,
@@ -254,17 +324,31 @@ class Desk:
 
     def _release(self, record: Record) -> None:
         held = self._held[record.request]
-        if held.request is not None and not held.request.future.done():
+        if held.is_taken and (held.request is None or not held.request.future.done()):
             raise ValueError(f"request: must have ended to be released, {record.request} has not")
         del self._held[record.request]
         held.drop()
+
+    def _region(self, record: Record) -> None:
+        if self._regions is None:
+            raise ValueError("region: must be allowed, none is")
+        self._spawn(self._answer_call(record.request, self._regions, record.text))
+
+    async def _answer_call(self, number: int, regions: Regions, text: bytes) -> None:
+        try:
+            self._say_text(number, await answer_call(regions, text))
+        except ServiceError as error:
+            self._say(Record(Kind.FAILED, request=number, text=pack_error(error)))
 
     def _ask(self, record: Record) -> None:
         if record.flag == Document.METRICS:
             text = self._metrics.render()
         else:
             text = json.dumps(self._metrics.statistics()).encode()
+        self._say_text(record.request, text)
+
+    def _say_text(self, number: int, text: bytes) -> None:
         pieces = [text[at : at + MAX_TEXT_BYTES] for at in range(0, len(text), MAX_TEXT_BYTES)]
         for index, piece in enumerate(pieces, start=1):
             last = int(index == len(pieces))
-            self._say(Record(Kind.TEXT, request=record.request, flag=last, text=piece))
+            self._say(Record(Kind.TEXT, request=number, flag=last, text=piece))

@@ -75,6 +75,8 @@ class FrontEndProcess:
             metrics=runtime.metrics,
             answers=answers,
             on_ready=self._is_ready,
+            regions=runtime.regions,
+            shared=runtime.shared_requests,
         )
 
     @property

@@ -9,10 +9,13 @@ tensor travels in a record: only where it lies in the memory that both processes
     GROW     tokens nbytes                      hold so much budget instead
     PLACE    nbytes                             hold a slot of so many bytes instead
     SUBMIT   offset nbytes tokens body_bytes    queue the rows that lie there; first_s: deadline,
-             first_s layer flag                 infinite for none; flag: `pack_form`
+             first_s layer flag                 infinite for none; flag: `pack_form`; text, where
+                                                tensors are in clients' memory: `pack_windows`
     CANCEL                                      the client has left
     RELEASE                                     what the request holds is not needed any more
     ASK      flag                               send a document
+    REGION   text                               register, unregister or show regions of clients'
+                                                memory: `service.workers.regions`
 
     from the engine's process
     HELLO    text                               what is served, as JSON; the first record of all
@@ -24,20 +27,24 @@ tensor travels in a record: only where it lies in the memory that both processes
              second_s text flag                 batch, queue and execute time, kernel; flag 1:
                                                 slots are short, take it out at once
     FAILED   text                               answers any of them: code and sentence
-    TEXT     flag text                          a piece of a document; flag 1 with the last one
+    TEXT     flag text                          answers ASK and REGION: a piece of a document;
+                                                flag 1 with the last one
 
 `request` is the number of the request that a record is about, chosen by the front end.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
+from dataclasses import astuple
 from enum import IntEnum
 from typing import NamedTuple
 
 from service.engine.base import DType, Output
 from service.errors import ServiceError
+from service.wire.window import Window
 
 _FIXED = struct.Struct("<BBHIQqqqqdd")
 RECORD_BYTES = _FIXED.size
@@ -64,6 +71,7 @@ class Kind(IntEnum):
     DONE = 14
     FAILED = 15
     TEXT = 16
+    REGION = 17
 
 
 class Document(IntEnum):
@@ -120,6 +128,19 @@ def unpack_form(form: int) -> tuple[Output, DType, DType]:
     types, output = divmod(form, len(_OUTPUTS))
     dtype, output_dtype = divmod(types, len(_DTYPES))
     return _OUTPUTS[output], _DTYPES[dtype], _DTYPES[output_dtype]
+
+
+def pack_windows(source: Window | None, target: Window | None) -> bytes:
+    """Where input and answer lie in clients' memory."""
+    return json.dumps([window and astuple(window) for window in (source, target)]).encode()
+
+
+def unpack_windows(text: bytes) -> tuple[Window | None, Window | None]:
+    """(input, answer) of `pack_windows`; none at all for no text."""
+    if not text:
+        return None, None
+    source, target = (found and Window(*found) for found in json.loads(text))
+    return source, target
 
 
 def pack_error(error: BaseException) -> bytes:

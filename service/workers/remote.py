@@ -15,11 +15,20 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.counts import FrontCounts
 from service.errors import EngineDead, ServiceError
 from service.front import InProgress
-from service.shared_memory import RegionTable
+from service.shared_memory import Regions
+from service.wire.window import Window
 from service.workers.channel import Channel
 from service.workers.hello import Hello
 from service.workers.memory import SharedMemory
-from service.workers.records import Document, Kind, Record, pack_form, unpack_error
+from service.workers.records import (
+    Document,
+    Kind,
+    Record,
+    pack_form,
+    pack_windows,
+    unpack_error,
+)
+from service.workers.regions import RemoteRegions
 
 # Copied out of its slot, which goes back at once: cheaper than to wait until it is written.
 _COPIED_BYTES = 64 << 10
@@ -102,7 +111,9 @@ class RemoteFront:
         self.backend, self.device, self.reason = hello.backend, hello.device, hello.reason
         self.health = Health()
         self.in_progress = InProgress()
-        self.regions: RegionTable | None = None
+        self.regions: Regions | None = None
+        if hello.settings.client_shared_memory:
+            self.regions = RemoteRegions(self._call_regions)
         self.counts: FrontCounts = memory.counts(hello.index)
         self._memory = memory
         self._on_dead = on_dead
@@ -188,6 +199,15 @@ class RemoteFront:
 
     async def submit(self, request: PendingRequest) -> asyncio.Future[Answer]:
         """Queue a validated request."""
+        return await self._submit(request, b"")
+
+    async def submit_shared(
+        self, request: PendingRequest, source: Window | None, target: Window | None
+    ) -> asyncio.Future[Answer]:
+        """Queue a request whose input or answer lies in a region."""
+        return await self._submit(request, pack_windows(source, target))
+
+    async def _submit(self, request: PendingRequest, windows: bytes) -> asyncio.Future[Answer]:
         held = request.lease
         assert isinstance(held, RemoteHolding)
         try:
@@ -211,6 +231,7 @@ class RemoteFront:
                 request.tokens,
                 held.body_bytes,
                 math.inf if request.deadline is None else request.deadline,
+                text=windows,
             )
         )
         return future
@@ -224,10 +245,6 @@ class RemoteFront:
     def release(self, request: int) -> None:
         """A request needs nothing any more."""
         self._say(Record(Kind.RELEASE, request=request))
-
-    def shared_memory_moved(self, direction: str, nbytes: int) -> None:
-        """Not yet: settings allow clients' shared memory in the engine's process only."""
-        raise NotImplementedError
 
     async def scrape(self) -> bytes:
         """The text of /metrics."""
@@ -255,9 +272,14 @@ class RemoteFront:
         return RemoteSlot(start, self._memory.bodies[start : start + granted.nbytes])
 
     async def _ask(self, document: Document) -> bytes:
-        number = next(self._numbers)
-        await self._answer(Record(Kind.ASK, document, request=number))
-        return self._texts.pop(number)
+        return await self._answer_text(Record(Kind.ASK, document, request=next(self._numbers)))
+
+    async def _call_regions(self, text: bytes) -> bytes:
+        return await self._answer_text(Record(Kind.REGION, request=next(self._numbers), text=text))
+
+    async def _answer_text(self, record: Record) -> bytes:
+        await self._answer(record)
+        return self._texts.pop(record.request)
 
     async def _answer(self, record: Record) -> Record:
         """Send a record and wait for the one that answers it."""

@@ -32,11 +32,13 @@ def service() -> Iterator[Service]:
         yield Service(thread.url, client, engine, thread.runtime)
 
 
-@pytest.fixture(scope="module")
-def sharing() -> Iterator[Service]:
+@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "2 workers"])
+def sharing(request: pytest.FixtureRequest) -> Iterator[Service]:
     engine = FakeEngine()
     with (
-        ServerThread(engine, client_shared_memory=True, max_queue_tokens=8192) as thread,
+        ServerThread(
+            engine, client_shared_memory=True, max_queue_tokens=8192, workers=request.param
+        ) as thread,
         httpx.Client(base_url=thread.url, timeout=30) as client,
     ):
         yield Service(thread.url, client, engine, thread.runtime)

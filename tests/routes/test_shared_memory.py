@@ -13,8 +13,9 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as triton_memory
 
+from service import shared_tensors
 from service.batching.arena import Slot
-from service.routes import shared_tensors
+from service.batching.blocks import Block
 from tests.e2e.scrape import Scrape, wait_at_rest
 from tests.engines import HIDDEN, INTERMEDIATE, FakeEngine, expected
 from tests.routes.bodies import rows
@@ -183,15 +184,17 @@ def test_slots_come_back_however_a_request_ends(
 ) -> None:
     """One for the input and one for the answer; the engine may outlive the client."""
     arena = sharing.runtime.admission._arena
-    slots: list[Slot] = []
+    slots: list[Slot | Block] = []
     acquire = arena.acquire
 
-    def noted(nbytes: int) -> Slot:
+    def noted(nbytes: int) -> Slot | Block:
         slots.append(acquire(nbytes))
         return slots[-1]
 
     def held() -> int:
-        return sum(slot._block is not None for slot in slots)
+        return sum(
+            (slot._blocks if isinstance(slot, Block) else slot._block) is not None for slot in slots
+        )
 
     monkeypatch.setattr(arena, "acquire", noted)
     x = rows(100)

@@ -39,11 +39,11 @@ def test_what_does_not_fit_is_refused(
     words: str,
 ) -> None:
     register(sharing, "again", memory, offset=200)
-    users = [region._users for region in sharing.runtime.regions.status()]
+    users = [region._users for region in sharing.runtime.region_table.status()]
     sentence = refusal(infer(sharing, rows(2), source, target or {"binary_data": True}))
     assert words in sentence
     assert memory.read(0, SIZE) == bytes(SIZE)
-    assert [region._users for region in sharing.runtime.regions.status()] == users
+    assert [region._users for region in sharing.runtime.region_table.status()] == users
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -16,10 +17,22 @@ from service.batching.policy import Limits
 from service.engine.base import DType, Output
 from service.errors import outcomes
 from service.metrics import Metrics
+from service.shared_memory import LocalRegions, RegionTable
+from service.shared_region import Region
+from service.shared_requests import SharedRequests
+from service.wire.window import Window
 from service.workers.desk import Desk
-from service.workers.records import Document, Kind, Record, pack_form, unpack_error
+from service.workers.records import (
+    Document,
+    Kind,
+    Record,
+    pack_form,
+    pack_windows,
+    unpack_error,
+)
 from tests.batching.harness import REPORT
 from tests.engines import HIDDEN, spec
+from tests.shared_objects import shared_object
 
 FORM = pack_form(Output.MLP, DType.FP32, DType.FP32)
 ROW = 4 * HIDDEN
@@ -43,7 +56,7 @@ class _Channel:
 class _Service:
     """A desk around a batcher whose engine ends a batch when the test says so."""
 
-    def __init__(self, concurrency: int = 1) -> None:
+    def __init__(self, concurrency: int = 1, *, shares: bool = True) -> None:
         self.bodies = Blocks(memoryview(bytearray(1 << 16)), "bodies")
         self.answers = Blocks(memoryview(bytearray(1 << 14)), "answers")
         self.admission = Admission(self.bodies, max_queue_tokens=50, max_queue_bytes=1 << 20)
@@ -58,6 +71,8 @@ class _Service:
             on_dead=lambda _: None,
         )
         self.channel = _Channel()
+        self.regions = RegionTable(None, 1 << 20)
+        moved = self.metrics.shared_memory_moved
         self.desk = Desk(
             self._open,
             model=spec(),
@@ -66,6 +81,8 @@ class _Service:
             metrics=self.metrics,
             answers=self.answers,
             on_ready=lambda: None,
+            regions=LocalRegions(self.regions) if shares else None,
+            shared=SharedRequests(self.regions, self.batcher, moved, 1 << 20) if shares else None,
         )
 
     def _open(self, hear: Callable[[Record, list[int]], None]) -> _Channel:
@@ -281,5 +298,130 @@ def test_documents_come_in_pieces():
         assert b"".join(piece.text for piece in pieces).startswith(b"# HELP mlp_requests_total")
         service.tell(Kind.ASK, request=4, flag=Document.STATISTICS)
         assert json.loads(service.channel.said[-1].text)["success"] == 0
+
+    _run(test)
+
+
+SHARED = pack_windows(Window("r", 0, 2 * ROW), Window("r", 2 * ROW, 2 * ROW))
+
+
+def test_rows_in_clients_memory_go_from_it_and_to_it():
+    async def test(service: _Service) -> None:
+        with shared_object(4 * ROW) as made:
+            made.write(0, b"x" * (2 * ROW))
+            await service.regions.register("r", made.key, 0, 4 * ROW)
+            service.submit(1, text=SHARED, nbytes=0)
+            await service.run()
+            ((members, _),) = service.batches
+            assert members[0].data == b"x" * (2 * ROW)
+            members[0].output_data[:] = b"y" * (2 * ROW)
+            await service.finish()
+            done = service.channel.said[-1]
+            assert (done.kind, done.request, done.nbytes) == (Kind.DONE, 1, 0)
+            assert made.read(0, 4 * ROW) == b"x" * (2 * ROW) + b"y" * (2 * ROW)
+            service.tell(Kind.RELEASE, request=1)
+            assert service.lent == NOTHING
+            assert service.regions.status("r")[0]._users == 1
+
+    _run(test)
+
+
+def test_a_front_end_that_dies_while_its_input_is_read(monkeypatch):
+    monkeypatch.setattr("service.shared_tensors._OFF_LOOP_BYTES", 0)
+    may_go_on = threading.Event()
+    read = Region.read
+
+    def slow_read(self: Region, offset: int, target: memoryview) -> None:
+        may_go_on.wait(10)
+        read(self, offset, target)
+
+    monkeypatch.setattr(Region, "read", slow_read)
+
+    async def test(service: _Service) -> None:
+        with shared_object(4 * ROW) as made:
+            await service.regions.register("r", made.key, 0, 4 * ROW)
+            service.submit(1, text=SHARED, nbytes=0)
+            await service.run()
+            # It may not have its slot back before the thread has written to it.
+            service.tell(Kind.RELEASE, request=1)
+            assert not service.channel.is_open
+            service.desk.closed()
+            assert service.bodies.lent_bytes > 0
+            may_go_on.set()
+            await asyncio.gather(*service.desk._tasks)
+            assert service.lent == NOTHING
+            assert not service.batches
+            assert service.regions.status("r")[0]._users == 1
+
+    _run(test)
+
+
+@pytest.mark.parametrize(
+    ("windows", "sentence"),
+    [
+        ((Window("s", 0, 2 * ROW), None), "'s' is not"),
+        ((None, Window("r", 4 * ROW, 2 * ROW)), "must end within"),
+        ((Window("r", 0, 2 * ROW), Window("r", ROW, 2 * ROW)), "they overlap"),
+    ],
+)
+def test_windows_that_are_refused_hold_nothing(windows, sentence):
+    async def test(service: _Service) -> None:
+        with shared_object(4 * ROW) as made:
+            await service.regions.register("r", made.key, 0, 4 * ROW)
+            service.submit(1, text=pack_windows(*windows))
+            await service.run()
+            assert sentence in str(unpack_error(service.channel.said[-1].text))
+            assert service.lent == NOTHING
+            assert service.regions.status("r")[0]._users == 1
+
+    _run(test)
+
+
+def test_regions_by_records():
+    async def test(service: _Service) -> None:
+        async def call(*call: object) -> Record:
+            service.tell(Kind.REGION, request=7, text=json.dumps(call).encode())
+            await service.run(20)
+            return service.channel.said[-1]
+
+        with shared_object(100) as made:
+            assert (await call("register", "r", made.key, 10, 90)).text == b"null"
+            assert json.loads((await call("status", None)).text) == [["r", made.key, 10, 90]]
+            taken = await call("register", "r", made.key, 10, 90)
+            assert (taken.kind, unpack_error(taken.text).code) == (Kind.FAILED, "invalid")
+            assert (await call("unregister", "r")).text == b"null"
+            assert unpack_error((await call("status", "r")).text).code == "not_found"
+            assert service.channel.is_open
+            await call("steal", "r")
+            assert not service.channel.is_open
+
+    _run(test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Kind.SUBMIT, {"text": SHARED, "tokens": 2, "flag": FORM}),
+        (Kind.REGION, {"text": b'["status", null]'}),
+    ],
+)
+def test_clients_memory_where_it_is_not_allowed_ends_the_front_end(kind, fields):
+    async def with_service() -> None:
+        service = _Service(shares=False)
+        service.admit(1)
+        service.tell(kind, request=1, **fields)
+        assert not service.channel.is_open
+        service.desk.closed()
+        assert service.lent == NOTHING
+
+    asyncio.run(with_service())
+
+
+def test_a_window_of_another_size_than_its_rows_ends_the_front_end():
+    async def test(service: _Service) -> None:
+        service.submit(1, text=pack_windows(Window("r", 0, ROW), None))
+        assert not service.channel.is_open
+        service.desk.closed()
+        assert service.lent == NOTHING
 
     _run(test)

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from service.config import Settings
 from service.engine.base import DType, ModelSpec, Output
 from service.errors import DeadlineExceeded, EngineDead, QueueFull, ServiceError
+from service.wire.window import Window
 from service.workers.hello import Hello
 from service.workers.records import (
     MAX_TEXT_BYTES,
@@ -22,9 +23,11 @@ from service.workers.records import (
     pack,
     pack_error,
     pack_form,
+    pack_windows,
     unpack,
     unpack_error,
     unpack_form,
+    unpack_windows,
 )
 
 _numbers = st.integers(-(2**63), 2**63 - 1)
@@ -55,6 +58,12 @@ def test_a_message_of_several_records(records):
 def test_a_record_is_one_cache_line():
     assert len(pack(Record(Kind.READY))) == RECORD_BYTES == 64
     assert next(unpack(memoryview(pack(Record(Kind.SUBMIT, first_s=math.inf))))).first_s == math.inf
+
+
+@given(*(st.none() | st.builds(Window, st.text(), _numbers, _numbers) for _ in range(2)))
+def test_windows(source, target):
+    assert unpack_windows(pack_windows(source, target)) == (source, target)
+    assert unpack_windows(b"") == (None, None)
 
 
 def test_forms():

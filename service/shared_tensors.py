@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from service.batching.admission import Lease, Slot
 from service.engine.base import DType
 from service.errors import InvalidRequest, TooLarge
-from service.front import Front
-from service.shared_memory import run_to_end
+from service.shared_memory import RegionTable, run_to_end
 from service.shared_region import Region, overlap
 from service.wire.window import Window
 
@@ -37,14 +38,15 @@ class SharedTensors:
             `write` copies it there; None for an answer that is sent.
     """
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, regions: RegionTable, moved: Callable[[str, int], None]) -> None:
         """Without windows, until `open` is called.
 
         Args:
-            front: Has the regions that are registered, and counts bytes.
+            regions: Those that are registered.
+            moved: Told when bytes went `in` from clients' memory, or `out` to it.
         """
-        self._regions = front.regions
-        self._moved = front.shared_memory_moved
+        self._regions = regions
+        self._moved = moved
         self._source: tuple[Region, Window] | None = None
         self._target: tuple[Region, Window] | None = None
         self._slot: _SharedSlot | None = None
@@ -162,9 +164,4 @@ class SharedTensors:
             self._slot.release()
 
     def _use(self, window: Window, where: str) -> Region:
-        if self._regions is None:
-            raise InvalidRequest(
-                f"{where}.parameters.shared_memory_region: shared memory is not allowed; "
-                "client_shared_memory (MLP_CLIENT_SHARED_MEMORY) allows it"
-            )
         return self._regions.use(window, where)
