@@ -62,7 +62,6 @@ class Settings(BaseSettings):
     )
     devices: str | None = Field(
         default=None,
-        pattern=r"^\d{1,3}(,\d{1,3})*$",
         description="GPUs that each get a replica of the weights, such as `0,1`, instead of "
         "`device`. They share one queue; the one with least to do takes the next batch.",
     )
@@ -239,8 +238,10 @@ def parse_devices(text: str) -> tuple[int, ...]:
     """GPU indices of the setting `devices`, in its order.
 
     Raises:
-        ConfigError: one stands there twice.
+        ConfigError: the text is not of that form, or one stands there twice.
     """
+    if not re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
+        raise ConfigError(f"devices: must be numbers of GPUs such as 0,1, is {text!r}")
     devices = tuple(map(int, text.split(",")))
     if len(set(devices)) < len(devices):
         raise ConfigError(f"devices: must name each GPU once, is {text!r}")

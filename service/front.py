@@ -41,19 +41,6 @@ class InProgress:
             self._idle.clear()
             await self._idle.wait()
 
-    async def drained(self, timeout_s: float, grace_s: float) -> None:
-        """Wait until nothing is being served, for timeout_s at most.
-
-        Raises:
-            TimeoutError: requests were still in progress; the sentence names grace_s, the setting.
-        """
-        try:
-            await asyncio.wait_for(self.none_left(), timeout_s)
-        except asyncio.TimeoutError:
-            raise TimeoutError(
-                f"drain: {self.count} requests were not answered within shutdown_grace_s {grace_s}"
-            ) from None
-
 
 class Front(Protocol):
     """One service, as its HTTP side sees it. Everything here is for the event loop's thread.
@@ -90,15 +77,11 @@ class Front(Protocol):
     async def start(self) -> None:
         """Called once, before the first request."""
 
-    async def drain(self) -> None:
-        """Accept nothing new, answer what was accepted, within the grace period.
+    def begin_drain(self) -> None:
+        """Accept nothing new, and let nobody wait for company."""
 
-        Raises:
-            TimeoutError: requests were still in progress at the end of it.
-        """
-
-    def fail_all(self, error: BaseException) -> None:
-        """End everything that is in progress with this error, and refuse what comes."""
+    def give_up(self, error: BaseException) -> None:
+        """The time to drain is over: end everything that is in progress with this error."""
 
     async def stop(self) -> None:
         """Called once, after the last request."""

@@ -85,13 +85,25 @@ class HttpServer(uvicorn.Server):
             self._stopping = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        grace_ends = time.monotonic() + self._front.settings.shutdown_grace_s
+        front, settings = self._front, self._front.settings
+        grace_ends = time.monotonic() + settings.shutdown_grace_s
+        front.begin_drain()
+        logger.info("draining: %d requests in progress", front.in_progress.count)
+        await asyncio.sleep(settings.drain_delay_s)
+        # Whoever still connects after the delay is better off elsewhere at once.
+        for listener in self.servers:
+            listener.close()
         try:
-            await self._front.drain()
-        except TimeoutError as error:
+            await asyncio.wait_for(front.in_progress.none_left(), grace_ends - time.monotonic())
+        except asyncio.TimeoutError:
             self.exit_status = 1
             # Who still waits learns why; and an engine that hangs must not keep the process.
-            self._front.fail_all(error)
+            front.give_up(
+                TimeoutError(
+                    f"drain: {front.in_progress.count} requests were not answered within "
+                    f"shutdown_grace_s {settings.shutdown_grace_s}"
+                )
+            )
         # Answers are with the transport now, and may need time to reach slow readers.
         left_s = math.ceil(grace_ends - time.monotonic())
         self.config.timeout_graceful_shutdown = max(CLOSE_TIMEOUT_S, left_s)

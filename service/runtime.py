@@ -109,7 +109,7 @@ class Runtime:
         self._hang_timeout_s = settings.hang_timeout_s if gpus else 0.0
         self._gpu_sampler = GpuSampler(gpus)
         self.metrics.gpus(self._gpu_sampler.readings)
-        self.stopped = False
+        self.stopped = self._gave_up = False
         self._on_dead = on_dead
         self.in_progress = InProgress()
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,27 +136,16 @@ class Runtime:
             )
         self._tasks.append(asyncio.create_task(self._serve_engine()))
 
-    async def drain(self) -> None:
-        """Accept nothing new, answer what was accepted, within the grace period.
-
-        Raises:
-            TimeoutError: requests were still in progress at the end of it.
-        """
-        self.begin_drain()
-        delay_s = self.settings.drain_delay_s
-        logger.info("draining: %d requests in progress", self.in_progress.count)
-        await asyncio.sleep(delay_s)
-        grace_s = self.settings.shutdown_grace_s
-        await self.in_progress.drained(grace_s - delay_s, grace_s)
-
     def begin_drain(self) -> None:
         """Accept nothing new, and let nobody wait for company."""
         self.health.draining()
         self.batcher.drain()
 
-    def fail_all(self, error: BaseException) -> None:
-        """End everything that is in progress with this error, and refuse what comes."""
-        self.batcher.fail_all(error)
+    def give_up(self, error: BaseException) -> None:
+        """The time to drain is over: end everything that is in progress with this error."""
+        logger.error("%s", error)
+        self._gave_up = True
+        self.batcher.end_all(error)
 
     async def admit(self, tokens: int, nbytes: int, *, slot_bytes: int | None = None) -> Lease:
         """Reserve budget, and a slot for the body."""
@@ -215,7 +204,8 @@ class Runtime:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.health.live:
+        # What is given up may be with the engine, and need for ever.
+        if self.health.live and not self._gave_up:
             try:
                 await asyncio.wait_for(self._worker.stop(), _STOP_TIMEOUT_S)
             except asyncio.TimeoutError:

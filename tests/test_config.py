@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from service.config import Settings, load_settings, parse_layers
+from service.config import Settings, load_settings, parse_devices, parse_layers
 from service.errors import ConfigError
 
 # A value for every setting, as its variable is written and as it is read.
@@ -279,3 +279,15 @@ def test_a_misspelt_variable_is_refused_rather_than_ignored(monkeypatch: pytest.
     monkeypatch.setenv("MLP_PROT", "9000")
     with pytest.raises(ConfigError, match=r"^MLP_PROT: must be a setting, is none"):
         load_settings()
+
+
+@pytest.mark.parametrize("text", ["abc", "0,", "cuda:0", "0, 1", "", "-1"])
+def test_devices_that_are_no_numbers(text: str):
+    with pytest.raises(ConfigError, match=f"devices: must be numbers of GPUs .*, is '{text}'"):
+        parse_devices(text)
+
+
+def test_devices():
+    assert parse_devices("2,0,11") == (2, 0, 11)
+    with pytest.raises(ConfigError, match="devices: must name each GPU once, is '1,1'"):
+        parse_devices("1,1")

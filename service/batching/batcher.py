@@ -116,6 +116,12 @@ class Batcher:
 
     def fail_all(self, error: BaseException) -> None:
         """The engine is dead: end everything that waits or runs, and refuse what comes."""
+        if self._dead is None:
+            self.end_all(error)
+            self._on_dead(error)
+
+    def end_all(self, error: BaseException) -> None:
+        """End everything that waits or runs, and refuse what comes; the engine is left alone."""
         if self._dead is not None:
             return
         self._dead = error
@@ -130,7 +136,6 @@ class Batcher:
             # A hung engine may still read their slots, so the leases are not returned.
             if not request.future.done():
                 request.future.set_exception(verdict)
-        self._on_dead(error)
 
     def _schedule_pump(self) -> None:
         # One pass per loop iteration: requests that arrive together are batched together.

@@ -17,10 +17,13 @@ def health_router(front: Front) -> APIRouter:
     """/health/live, /health/ready and /metrics; neither locks nor GPU work on their path."""
     router = APIRouter(tags=["Operation"])
 
+    # Some load balancers probe with HEAD.
+    @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", summary="200 unless only a restart can help")
     async def live() -> JSONResponse:
         return health_answer(front, "live", front.health.live)
 
+    @router.head("/health/ready", include_in_schema=False)
     @router.get("/health/ready", summary="200 while requests are accepted, else 503 and why")
     async def ready() -> JSONResponse:
         return health_answer(front, "ready", front.health.ready)

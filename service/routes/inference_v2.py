@@ -123,10 +123,12 @@ def v2_router(front: Front) -> APIRouter:
     router = APIRouter(tags=["Open Inference Protocol v2"])
 
     # `async`, or they would wait for a thread of the pool that a busy service may not have.
+    @router.head("/v2/health/live", include_in_schema=False)
     @router.get("/v2/health/live", summary="Is the process able to serve at all?")
     async def live() -> JSONResponse:
         return health_answer(front, "live", front.health.live)
 
+    @router.head("/v2/health/ready", include_in_schema=False)
     @router.get("/v2/health/ready", summary="Are requests accepted?")
     async def ready() -> JSONResponse:
         return health_answer(front, "ready", front.health.ready)

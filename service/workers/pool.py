@@ -175,13 +175,13 @@ class Pool:
             chosen.take(connection.detach())
 
     async def _end_the_hung(self) -> None:
-        """Kill front ends whose event loop stands still."""
+        """Kill front ends whose event loop stands still, or does not come to turn."""
         seen: dict[int, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(_HUNG_S)
             for index, front_end in self.front_ends.items():
                 now = (front_end.pid, front_end.beats)
-                if front_end.ready and seen.get(index) == now:
+                if seen.get(index) == now:
                     logger.error("front end %d hangs, killed", index)
                     front_end.kill()
                 seen[index] = now

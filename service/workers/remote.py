@@ -155,12 +155,13 @@ class RemoteFront:
     async def stop(self) -> None:
         """Nothing to stop."""
 
-    async def drain(self) -> None:
-        """Accept nothing new, answer what was accepted, within the grace period."""
+    def begin_drain(self) -> None:
+        """Accept nothing new."""
         self.health.draining()
-        delay_s, grace_s = self.settings.drain_delay_s, self.settings.shutdown_grace_s
-        await asyncio.sleep(delay_s)
-        await self.in_progress.drained(grace_s - delay_s, grace_s)
+
+    def give_up(self, error: BaseException) -> None:
+        """The time to drain is over: end everything that is in progress with this error."""
+        self.fail_all(error)
 
     def fail_all(self, error: BaseException) -> None:
         """End everything that is in progress with this error, and refuse what comes."""

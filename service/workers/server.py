@@ -153,7 +153,7 @@ class EngineServer:
         if not await self._pool.ended(grace_s + _END_TIMEOUT_S):
             self.exit_status = 1
             # Nobody waits for what the engine may still do, nor does the process.
-            self.runtime.fail_all(TimeoutError("drain: front ends had to give requests up"))
+            self.runtime.give_up(TimeoutError("drain: front ends had to give requests up"))
         self._ended.set()
 
     def _engine_died(self) -> None:

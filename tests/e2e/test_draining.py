@@ -91,6 +91,38 @@ def test_drain_beyond_its_grace_answers_500_and_exits_1():
         assert 0.5 <= time.monotonic() - began < 4
 
 
+def test_a_body_that_never_ends_is_not_the_engines_fault(caplog):
+    engine = FakeEngine()
+    x = rows(4)
+    with (
+        ServerThread(engine, shutdown_grace_s=0.5) as thread,
+        RawConnection(thread.url) as half,
+    ):
+        half.send(head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes()[:-100])
+        wait_until(lambda: thread.runtime.admission.requests == 1)
+        thread.server.handle_exit(signal.SIGTERM, None)
+        assert thread.wait_exit() == 1
+    assert "engine is dead" not in caplog.text
+
+
+def test_the_port_closes_after_the_delay_however_long_the_last_answers_take():
+    engine = FakeEngine()
+    with ServerThread(engine, drain_delay_s=0.2) as thread, _Busy(thread, engine, 1) as busy:
+        busy.stop()
+
+        def is_closed() -> bool:
+            try:
+                return get(thread.url, "/health/live")[0] != 200
+            except OSError:
+                return True
+
+        wait_until(is_closed)
+        assert not busy.answers[0].done()
+        engine.gate.set()
+        assert busy.answers[0].result().status_code == 200
+        assert thread.wait_exit() == 0
+
+
 def test_second_signal_ends_it_at_once():
     engine = FakeEngine()
     with ServerThread(engine) as thread, _Busy(thread, engine, 2) as busy:

@@ -77,6 +77,12 @@ def test_the_right_key_is_served(locked):
         assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health/live", "/v2/health/ready"])
+def test_probes_may_ask_for_the_head_alone(service, path):
+    answer = service.client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 @pytest.mark.parametrize(
     "path", ["/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"]
 )
