@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
+import pynvml
 import pytest
 import torch
 import transformers
@@ -94,6 +95,21 @@ def test_real_hidden_states_get_what_fp64_gives(served: OnGpu, output: str, dtyp
         x = states["x"].cpu()
         answer = post_raw(served.url, layer, output, x.to(dtype))
         served.assert_right(answer, x, layer, output)
+
+
+def test_the_memory_gauge_is_what_nvml_says(served: OnGpu) -> None:
+    """37: what a dashboard shows disagreed with nvidia-smi."""
+    pynvml.nvmlInit()
+    try:
+        for _ in range(3):
+            # Between two readings of the service, which are a second apart.
+            time.sleep(1.3)
+            shown = Scrape(served.url)("mlp_gpu_memory_used_bytes", gpu="0")
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+            assert shown == pytest.approx(used, rel=0.05)
+    finally:
+        pynvml.nvmlShutdown()
 
 
 @dataclass
