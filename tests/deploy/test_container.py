@@ -204,7 +204,7 @@ def image_healthcheck() -> list[str]:
 def test_a_broken_health_endpoint_keeps_the_stack_from_coming_up(tmp_path: Path) -> None:
     """The check must not be one that always passes."""
     source = (ROOT / "service/routes/health.py").read_text()
-    broken = source.replace('"ready", runtime.health.ready)', '"ready", False)')
+    broken = source.replace('"ready", front.health.ready)', '"ready", False)')
     assert broken != source
     (tmp_path / "health.py").write_text(broken)
     place = "/opt/tilemlp/lib/python3.11/site-packages/service/routes/health.py"
