@@ -18,7 +18,7 @@ APIS = ("mlp", "v2")
 # The stages of a request outside the engine's process.
 FRONT_STAGES = ("receive", "decode", "encode")
 
-_LAST_OK, _CLOSED, _BEATS, _FIRST = range(4)
+_LAST_OK, _CLOSED, _BEATS, _GATHERED, _FIRST = 0, 1, 2, 3, 6
 _HISTOGRAM_CELLS = len(DURATION_BUCKETS) + 2
 
 
@@ -38,11 +38,11 @@ class Histogram:
         self._bounds = bounds
         self._cells = [0.0] * (len(bounds) + 2) if cells is None else cells
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         """Count `value` in the first bucket whose bound is not below it."""
         cells = self._cells
-        cells[bisect_left(self._bounds, value)] += 1
-        cells[-1] += value
+        cells[bisect_left(self._bounds, value)] += times
+        cells[-1] += value * times
 
     @property
     def sum(self) -> float:
@@ -126,9 +126,21 @@ class FrontCounts:
         """How often it was seen to."""
         return int(self.cells[_BEATS])
 
+    @property
+    def gathered(self) -> tuple[int, int, int]:
+        """Small requests that wait in the front end for a place in the queue, rows and bytes."""
+        requests, tokens, nbytes = map(int, self.cells[_GATHERED:_FIRST])
+        return requests, tokens, nbytes
+
+    @gathered.setter
+    def gathered(self, waiting: tuple[int, int, int]) -> None:
+        for index, value in enumerate(waiting, start=_GATHERED):
+            self.cells[index] = value
+
     def restart(self) -> None:
         """Another process takes the place of the writer; what was counted stays."""
         self.cells[_CLOSED] = 0.0
+        self.gathered = (0, 0, 0)
 
 
 def cells_needed(outcomes: Sequence[str]) -> int:

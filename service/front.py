@@ -31,6 +31,14 @@ class InProgress:
         self.count += 1
 
     def __exit__(self, *_: object) -> None:
+        self.ended()
+
+    def begun(self) -> None:
+        """One more, until `ended`."""
+        self.count += 1
+
+    def ended(self) -> None:
+        """One less."""
         self.count -= 1
         if not self.count:
             self._idle.set()
@@ -117,6 +125,12 @@ class Front(Protocol):
             TooLarge: the input is longer than a body may be.
             QueueFull: there is no room for it.
         """
+
+    def hold_small(self, tokens: int, nbytes: int) -> Holding | None:
+        """Budget for a small request that has arrived; None where it has to be asked for."""
+
+    def submit_small(self, request: PendingRequest) -> asyncio.Future[Answer] | None:
+        """Queue a validated request with what `hold_small` gave; None as there, nothing is held."""
 
     def cancel(self, request: PendingRequest) -> None:
         """The client has left."""

@@ -60,8 +60,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """All headers are there."""
-        self._in_headers = False
-        self._stop_timer()
+        self.headers_came()
         if self.parser.should_upgrade() and self._has_body():
             # The parser stops at the headers then, and the body would be lost or read as a request.
             self._refuse(
@@ -70,6 +69,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
         else:
             super().on_headers_complete()
+
+    def headers_came(self) -> None:
+        """Stop to wait for headers."""
+        self._in_headers = False
+        self._stop_timer()
 
     def on_body(self, body: bytes) -> None:
         """Part of a body, unless its request was refused."""

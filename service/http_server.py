@@ -13,7 +13,7 @@ import uvicorn
 
 from service.app import create_app
 from service.front import Front
-from service.http_direct import DirectHttpProtocol
+from service.http_small import SmallHttpProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,14 @@ class HttpServer(uvicorn.Server):
                 create_app(front),
                 host=front.settings.host,
                 port=front.settings.port,
-                http=DirectHttpProtocol,
+                http=SmallHttpProtocol,
                 loop="auto",
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Nobody asks for a client's address, and it would hide the app from the protocol.
+                proxy_headers=False,
                 timeout_keep_alive=front.settings.keep_alive_s,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
             )

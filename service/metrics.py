@@ -208,13 +208,17 @@ class Metrics:
         """Add what a front end in another process counts, from now on, to every scrape."""
         self._fronts.append(counts)
 
+    def gathered(self) -> tuple[int, int, int]:
+        """Requests, rows and bytes of rows that wait in front ends, outside the queue."""
+        return add_up(self._outcomes, self._fronts).gathered
+
     def request_ended(self, api: str, outcome: str, duration_s: float) -> None:
         """A tensor request of this process has ended."""
         self.front.request_ended(api, outcome, duration_s)
 
-    def stage(self, stage: str, duration_s: float) -> None:
-        """One stage of a request is over."""
-        self._stages[stage].observe(duration_s)
+    def stage(self, stage: str, duration_s: float, requests: int = 1) -> None:
+        """One stage of a request, or of several that travel as one, is over."""
+        self._stages[stage].observe(duration_s, requests)
 
     def shared_memory_moved(self, direction: str, nbytes: int) -> None:
         """An input was taken from clients' memory, or an answer put there."""

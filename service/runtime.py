@@ -18,7 +18,7 @@ from service.batching.worker import EngineWorker
 from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import Engine, LendsHostMemory, OnGpus, PinsHostMemory
-from service.errors import EngineDead, outcomes
+from service.errors import EngineDead, QueueFull, outcomes
 from service.front import InProgress
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
@@ -169,6 +169,17 @@ class Runtime:
         assert self.shared_requests is not None
         return await self.shared_requests.submit(request, lease, source, target)
 
+    def hold_small(self, tokens: int, nbytes: int) -> Lease | None:
+        """Budget for a small request that has arrived; None where it has to be asked for."""
+        try:
+            return self.admission.admit(tokens, nbytes, slot_bytes=0)
+        except QueueFull:
+            return None
+
+    def submit_small(self, request: PendingRequest) -> asyncio.Future[Answer]:
+        """Queue a validated request."""
+        return self.batcher.submit(request)
+
     def cancel(self, request: PendingRequest) -> None:
         """The client has left."""
         self.batcher.cancel(request)
@@ -260,10 +271,18 @@ class Runtime:
             (
                 "mlp_queue_requests",
                 "Requests admitted, not yet running.",
-                lambda: admission.requests,
+                lambda: admission.requests + metrics.gathered()[0],
             ),
-            ("mlp_queue_tokens", "Rows admitted, not yet running.", lambda: admission.tokens),
-            ("mlp_queue_bytes", "Body bytes admitted, not yet running.", lambda: admission.bytes),
+            (
+                "mlp_queue_tokens",
+                "Rows admitted, not yet running.",
+                lambda: admission.tokens + metrics.gathered()[1],
+            ),
+            (
+                "mlp_queue_bytes",
+                "Body bytes admitted, not yet running.",
+                lambda: admission.bytes + metrics.gathered()[2],
+            ),
             (
                 "mlp_queue_tokens_limit",
                 "max_queue_tokens: beyond so many rows, requests are refused with 429.",

@@ -66,7 +66,8 @@ RULES = {
     "app": Row("routes front config errors", "fastapi starlette"),
     "http_protocol": Row("", "uvicorn"),
     "http_direct": Row("http_protocol", "httptools starlette"),
-    "http_server": Row("app front http_direct config errors log", "uvicorn"),
+    "http_small": Row("http_direct", "uvicorn"),
+    "http_server": Row("app front http_small config errors log", "uvicorn"),
     # HTTP in other processes than the engine's; these do not load what only the engine needs.
     "workers": Row(
         "http_server runtime batching shared_requests shared_memory wire.window engine.base "
@@ -74,7 +75,7 @@ RULES = {
         "uvicorn",
     ),
     "workers.remote": Row("workers front shared_memory wire.window batching config counts errors"),
-    "workers.front_end": Row("workers http_server http_direct errors log"),
+    "workers.front_end": Row("workers http_server http_small errors log"),
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.

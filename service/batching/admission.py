@@ -40,9 +40,14 @@ class Admission:
         self._arena = arena
         self._max_tokens = max_queue_tokens
         self._max_bytes = max_queue_bytes
+        self._aside_tokens = self._aside_bytes = 0
         self.requests = 0
         self.tokens = 0
         self.bytes = 0
+
+    def set_aside(self, tokens: int, nbytes: int) -> None:
+        """Leave so much of the limits to requests that wait elsewhere, not in this ledger."""
+        self._aside_tokens, self._aside_bytes = tokens, nbytes
 
     def admit(self, tokens: int, nbytes: int, *, slot_bytes: int | None = None) -> Lease:
         """Reserve room for a body of nbytes with `tokens` rows; both may be upper bounds.
@@ -65,6 +70,16 @@ class Admission:
         self.requests += 1
         return Lease(self, slot, tokens, nbytes)
 
+    def admit_into(self, slot: Slot, tokens: int, nbytes: int, requests: int) -> Lease:
+        """Reserve room for several requests whose rows lie in a slot that is held already.
+
+        Raises:
+            QueueFull: a bound would be passed; nothing is reserved.
+        """
+        self.reserve(tokens, nbytes)
+        self.requests += requests
+        return Lease(self, slot, tokens, nbytes, requests)
+
     def acquire(self, nbytes: int) -> Slot:
         """A slot alone; may raise QueueFull."""
         return self._arena.acquire(nbytes)
@@ -75,34 +90,39 @@ class Admission:
         Raises:
             QueueFull: a bound would be passed; nothing is reserved.
         """
-        if self.tokens + tokens > self._max_tokens:
+        if self.tokens + tokens > self._max_tokens - self._aside_tokens:
             raise QueueFull(
                 f"queue: {self.tokens} tokens wait and this request may add {tokens}, which "
-                f"passes max_queue_tokens {self._max_tokens}; try again later"
+                f"passes max_queue_tokens {_less(self._max_tokens, self._aside_tokens)}; "
+                "try again later"
             )
-        if self.bytes + nbytes > self._max_bytes:
+        if self.bytes + nbytes > self._max_bytes - self._aside_bytes:
             raise QueueFull(
                 f"queue: {self.bytes} bytes wait and this request may add {nbytes}, which "
-                f"passes max_queue_bytes {self._max_bytes}; try again later"
+                f"passes max_queue_bytes {_less(self._max_bytes, self._aside_bytes)}; "
+                "try again later"
             )
         self.tokens += tokens
         self.bytes += nbytes
 
 
 class Lease:
-    """What one admitted request holds.
+    """What one admitted request holds, or several that travel as one.
 
     The budget goes back when the engine takes the request up (`start`), the slot when nobody
     reads it any more (`release`); each happens once, however often it is asked for.
     """
 
-    __slots__ = ("_admission", "_at_end", "_nbytes", "_queued", "_tokens", "slot")
+    __slots__ = ("_admission", "_at_end", "_nbytes", "_queued", "_requests", "_tokens", "slot")
 
-    def __init__(self, admission: Admission, slot: Slot, tokens: int, nbytes: int) -> None:
+    def __init__(
+        self, admission: Admission, slot: Slot, tokens: int, nbytes: int, requests: int = 1
+    ) -> None:
         self._admission = admission
         self._at_end: list[Callable[[], None]] = []
         self._tokens = tokens
         self._nbytes = nbytes
+        self._requests = requests
         self._queued = True
         self.slot = slot
 
@@ -143,7 +163,7 @@ class Lease:
         """Return the budget: the request waits no longer."""
         if self._queued:
             self._queued = False
-            self._admission.requests -= 1
+            self._admission.requests -= self._requests
             self._admission.tokens -= self._tokens
             self._admission.bytes -= self._nbytes
 
@@ -153,3 +173,7 @@ class Lease:
         self.slot.release()
         while self._at_end:
             self._at_end.pop()()
+
+
+def _less(limit: int, aside: int) -> str:
+    return f"{limit} less {aside} for small requests" if aside else str(limit)

@@ -198,17 +198,18 @@ class Batcher:
     def _launch(self, members: list[PendingRequest], trigger: str) -> None:
         self._free -= 1
         now = self._clock()
-        tokens = 0
+        tokens = requests = 0
         for member in members:
             tokens += member.tokens
+            requests += member.requests
             if member.state is State.QUEUED:
                 self._stop_timer(member)
                 member.state = State.RUNNING
                 member.started = now
                 member.lease.start()
-                self._metrics.stage("queue", now - member.arrival)
+                self._metrics.stage("queue", now - member.arrival, member.requests)
             self._running[member] = None
-        self._metrics.batch_started(trigger, tokens, len(members))
+        self._metrics.batch_started(trigger, tokens, requests)
         watchdog = None
         if self._hang_timeout_s:
             watchdog = self._loop.call_later(self._hang_timeout_s, self._hung, tokens)

@@ -85,6 +85,7 @@ class PendingRequest:
         lease: Budget and slot that are returned when the request is over.
         deadline: Time of the batcher's clock after which it must not start; None for never.
         output_data: Writable, output_nbytes long: where the answer goes; None for new memory.
+        requests: Of how many clients the rows are, one behind the other.
     """
 
     __slots__ = (
@@ -98,6 +99,7 @@ class PendingRequest:
         "output_data",
         "output_dtype",
         "output_nbytes",
+        "requests",
         "started",
         "state",
         "timer",
@@ -117,6 +119,7 @@ class PendingRequest:
         lease: Holding,
         deadline: float | None = None,
         output_data: memoryview | None = None,
+        requests: int = 1,
     ) -> None:
         self.key: GroupKey = (layer, output)
         self.tokens = tokens
@@ -125,6 +128,7 @@ class PendingRequest:
         self.output_dtype = output_dtype
         self.output_nbytes = output_nbytes
         self.output_data = output_data
+        self.requests = requests
         self.lease = lease
         self.deadline = deadline
         self.arrival = 0.0

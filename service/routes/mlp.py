@@ -30,6 +30,15 @@ from service.wire.quoting import quote
 from service.wire.raw import decode_raw, raw_tokens
 from service.wire.tensor import WireTensor
 
+# Those that MlpHead reads.
+HEAD_HEADERS = (
+    b"accept",
+    b"accept-encoding",
+    b"content-type",
+    b"x-request-timeout-ms",
+    b"x-tensor-dtype",
+    b"x-tensor-shape",
+)
 _PARAMETERS = ("model", "layer", "output")
 # Longer queries are parsed anew each time, so that the cache stays below 1 MB.
 _CACHED_BYTES = 256
@@ -88,7 +97,7 @@ _parse_query_cached = lru_cache(maxsize=1024)(_parse_query)
 
 
 class MlpHead:
-    """Headers and query of one request to /mlp."""
+    """Headers and query of a request to /mlp; requests that share them can share it."""
 
     __slots__ = (
         "_accept",

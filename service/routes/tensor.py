@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 # Parsing, printing or compressing more than this on the event loop would delay everybody else by
 # over 1 ms.
-_OFF_LOOP_BYTES = 32 << 10
+OFF_LOOP_BYTES = 32 << 10
 
 # For the rest of a body that is refused, before its connection is closed.
 _DISCARD_S = 1.0
@@ -132,18 +132,18 @@ class TensorEndpoint:
     def __init__(self, api: str, read_head: ReadHead, front: Front) -> None:
         self._api = api
         self._read_head = read_head
-        self._front = front
+        self.front = front
         self._api_key = expected_key(front.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count it, however it ends."""
         began = time.perf_counter()
         headers: Headers = dict(scope["headers"])
-        request_id = _request_id(headers)
-        count = _Once(lambda outcome: self._count(outcome, began))
+        request_id = request_id_of(headers)
+        count = _Once(lambda outcome: self.count(outcome, began))
         refused = True
         try:
-            with self._front.in_progress:
+            with self.front.in_progress:
                 head, encoding, lease = await self._admit(scope, headers)
                 refused = False
                 job, answer = await self._compute(head, encoding, lease, scope, receive)
@@ -172,24 +172,29 @@ class TensorEndpoint:
             await error_reply(internal_error(error), [(b"x-request-id", request_id)]).send(send)
             raise
 
-    def _count(self, outcome: str, began: float) -> None:
-        self._front.counts.request_ended(self._api, outcome, time.perf_counter() - began)
+    def count(self, outcome: str, began: float) -> None:
+        """A request has ended that began then, by time.perf_counter."""
+        self.front.counts.request_ended(self._api, outcome, time.perf_counter() - began)
 
     async def _admit(self, scope: Scope, headers: Headers) -> tuple[Head, Encoding | None, Holding]:
         """All that is decided before a byte of the body is read."""
-        self._front.health.require_ready()
-        require_key(self._api_key, headers)
-        head = self._read_head(scope, headers)
+        self.front.health.require_ready()
+        head = self.read_head(scope, headers)
         check_transfer_encoding(headers.get(b"transfer-encoding"))
         encoding = parse_content_encoding(header_text(headers, b"content-encoding"))
         content_length = parse_content_length(headers.get(b"content-length"))
         return head, encoding, await self._lease(head, content_length, encoding)
 
+    def read_head(self, scope: Scope, headers: Headers) -> Head:
+        """What path, query and headers say, if the key is right."""
+        require_key(self._api_key, headers)
+        return self._read_head(scope, headers)
+
     async def _lease(
         self, head: Head, content_length: int | None, encoding: Encoding | None
     ) -> Holding:
         """Room for the body, or for its beginning where headers do not tell its size."""
-        settings, front = self._front.settings, self._front
+        settings, front = self.front.settings, self.front
         limit = settings.max_body_bytes
         if content_length is None:
             return await front.admit(self._rows_in(_FIRST_BYTES), _FIRST_BYTES, slot_bytes=0)
@@ -203,8 +208,8 @@ class TensorEndpoint:
 
     def _rows_in(self, nbytes: int) -> int:
         """Rows that nbytes of any format hold at most, as far as they fit a batch."""
-        rows = nbytes // (self._front.model.hidden_size * SMALLEST_ELEMENT_BYTES)
-        return min(rows, self._front.settings.max_batch_tokens)
+        rows = nbytes // (self.front.model.hidden_size * SMALLEST_ELEMENT_BYTES)
+        return min(rows, self.front.settings.max_batch_tokens)
 
     async def _compute(
         self,
@@ -223,11 +228,11 @@ class TensorEndpoint:
 
     async def _encode(self, head: Head, job: Job, answer: Answer, request_id: bytes) -> Reply:
         began = time.perf_counter()
-        common = self._common_headers(request_id, answer)
+        common = self.common_headers(request_id, answer)
         reply = await _maybe_off_loop(
             head.written_bytes(answer.data.nbytes), lambda: head.encode(job, answer, common)
         )
-        self._front.counts.stage("encode", time.perf_counter() - began)
+        self.front.counts.stage("encode", time.perf_counter() - began)
         return reply
 
     async def _send(self, reply: Reply, answer: Answer, scope: Scope, send: Send) -> None:
@@ -235,7 +240,7 @@ class TensorEndpoint:
         if answer.release is None or direct is None:
             await reply.send(send)
         else:
-            await reply.send_held(send, direct, self._front.settings.receive_timeout_s)
+            await reply.send_held(send, direct, self.front.settings.receive_timeout_s)
 
     async def _take(
         self,
@@ -246,21 +251,21 @@ class TensorEndpoint:
         receive: Receive,
     ) -> tuple[Job, PendingRequest]:
         """Receive, decode and validate: all that comes before the queue."""
-        front = self._front
+        front = self.front
         began = time.perf_counter()
         body = await self._receive(scope, receive, lease, encoding)
         received = time.perf_counter()
         front.counts.stage("receive", received - began)
         job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
-        self._validate(head, job)
-        request = self._pending(job, lease, len(body))
+        self.validate(head, job)
+        request = self.pending(job, lease, len(body))
         front.counts.stage("decode", time.perf_counter() - received)
         return job, request
 
     async def _receive(
         self, scope: Scope, receive: Receive, lease: Holding, encoding: Encoding | None
     ) -> memoryview:
-        settings = self._front.settings
+        settings = self.front.settings
         limit, timeout_s = settings.max_body_bytes, settings.receive_timeout_s
         view = lease.slot.view
         if view.nbytes:
@@ -273,7 +278,7 @@ class TensorEndpoint:
         else:
 
             async def grow(nbytes: int) -> None:
-                await self._front.grow(lease, self._rows_in(nbytes), nbytes)
+                await self.front.grow(lease, self._rows_in(nbytes), nbytes)
 
             body = await receive_growing(receive, limit, timeout_s, _FIRST_BYTES, grow)
         if encoding is None:
@@ -281,13 +286,19 @@ class TensorEndpoint:
         # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
         inflated = await asyncio.to_thread(lambda: inflate(body, encoding, limit))
         if len(inflated) > len(body):
-            await self._front.grow(lease, self._rows_in(len(inflated)), len(inflated))
+            await self.front.grow(lease, self._rows_in(len(inflated)), len(inflated))
         return inflated
 
-    def _validate(self, head: Head, job: Job) -> None:
-        settings, tokens = self._front.settings, job.tensor.tokens
+    def validate(self, head: Head, job: Job) -> None:
+        """Check what only the decoded body tells.
+
+        Raises:
+            InvalidRequest: a tensor lies in shared memory, which is not allowed.
+            TooLarge: its rows fit no batch, or its answer is too much JSON.
+        """
+        settings, tokens = self.front.settings, job.tensor.tokens
         for where, window in (("inputs[0]", job.source), ("outputs[0]", job.target)):
-            if window is not None and self._front.regions is None:
+            if window is not None and self.front.regions is None:
                 raise InvalidRequest(
                     f"{where}.parameters.shared_memory_region: shared memory is not allowed; "
                     "client_shared_memory (MLP_CLIENT_SHARED_MEMORY) allows it"
@@ -297,7 +308,7 @@ class TensorEndpoint:
                 f"shape: must have at most {settings.max_batch_tokens} rows, has {tokens}; send "
                 "several requests, or raise max_batch_tokens (MLP_MAX_BATCH_TOKENS)"
             )
-        text_bytes = tokens * self._front.model.width(job.output) * _JSON_NUMBER_BYTES
+        text_bytes = tokens * self.front.model.width(job.output) * _JSON_NUMBER_BYTES
         if head.answers_json() and text_bytes > settings.max_json_bytes:
             raise TooLarge(
                 f"answer: must have at most {settings.max_json_bytes} bytes of JSON, would have "
@@ -305,14 +316,16 @@ class TensorEndpoint:
                 "(MLP_MAX_JSON_BYTES)"
             )
 
-    def _answer_bytes(self, job: Job) -> int:
-        width = self._front.model.width(job.output)
+    def answer_bytes(self, job: Job) -> int:
+        """Of the answer's tensor."""
+        width = self.front.model.width(job.output)
         return job.tensor.tokens * width * job.output_dtype.itemsize
 
-    def _pending(self, job: Job, lease: Holding, nbytes: int) -> PendingRequest:
+    def pending(self, job: Job, lease: Holding, nbytes: int) -> PendingRequest:
+        """A job as the batcher takes it, of a body of so many bytes."""
         tokens = job.tensor.tokens
         lease.settle(tokens, nbytes)
-        timeouts = [t for t in (self._front.settings.request_timeout_s, job.timeout_s) if t]
+        timeouts = [t for t in (self.front.settings.request_timeout_s, job.timeout_s) if t]
         deadline = time.monotonic() + min(timeouts) if timeouts else None
         return PendingRequest(
             layer=job.layer,
@@ -321,14 +334,14 @@ class TensorEndpoint:
             data=memoryview(job.tensor.data),
             dtype=job.tensor.dtype,
             output_dtype=job.output_dtype,
-            output_nbytes=self._answer_bytes(job),
+            output_nbytes=self.answer_bytes(job),
             lease=lease,
             deadline=deadline,
         )
 
     async def _answer(self, job: Job, request: PendingRequest, receive: Receive) -> Answer:
         """Submit, and wait for the answer or for the client to leave."""
-        front = self._front
+        front = self.front
         if job.source is None and job.target is None:
             future = await front.submit(request)
         else:
@@ -346,7 +359,8 @@ class TensorEndpoint:
         finally:
             watch.stop()
 
-    def _common_headers(self, request_id: bytes, answer: Answer) -> RawHeaders:
+    def common_headers(self, request_id: bytes, answer: Answer) -> RawHeaders:
+        """Those that every answer carries."""
         timing = f"queue;dur={answer.queue_s * 1e3:.3f}, execute;dur={answer.execute_s * 1e3:.3f}"
         return [
             (b"x-request-id", request_id),
@@ -379,7 +393,8 @@ def _closes(error: ServiceError, scope: Scope, headers: Headers) -> bool:
     )
 
 
-def _request_id(headers: Headers) -> bytes:
+def request_id_of(headers: Headers) -> bytes:
+    """The client's, or a new one where it has none that can be repeated."""
     given = headers.get(b"x-request-id")
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
@@ -387,6 +402,6 @@ def _request_id(headers: Headers) -> bytes:
 
 
 async def _maybe_off_loop(slow_bytes: int, work: Callable[[], Result]) -> Result:
-    if slow_bytes > _OFF_LOOP_BYTES:
+    if slow_bytes > OFF_LOOP_BYTES:
         return await asyncio.to_thread(work)
     return work()

@@ -33,7 +33,8 @@ class WireTensor:
     @property
     def tokens(self) -> int:
         """Rows: the product of all dimensions but the last."""
-        return math.prod(self.shape[:-1])
+        shape = self.shape
+        return shape[0] if len(shape) == 2 else math.prod(shape[:-1])
 
 
 def validate_width(shape: tuple[int, ...], hidden_size: int) -> None:

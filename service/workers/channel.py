@@ -19,11 +19,9 @@ from service.workers.records import Record, pack, unpack
 # Messages are sent off beyond this, so that none is longer than this, one record and its text.
 _MESSAGE_BYTES = 32 << 10
 _RECEIVE_BYTES = 128 << 10
-_DESCRIPTORS = 4
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array("i").itemsize)
 # Nobody waits for a small slot that comes back this late.
 _LATE_S = 0.005
-# Messages that are read in one turn of the event loop, before others have their turn.
-_MESSAGES_A_TURN = 16
 
 OnRecord: TypeAlias = Callable[[Record, "list[int]"], None]
 
@@ -68,9 +66,9 @@ class Channel:
         self._said.append(data)
         self._said_bytes += len(data)
         if self._said_bytes >= _MESSAGE_BYTES:
-            self._flush()
+            self.flush()
         elif self._flush_handle is None:
-            self._flush_handle = self._loop.call_soon(self._flush)
+            self._flush_handle = self._loop.call_soon(self.flush)
 
     def send_late(self, record: Record) -> None:
         """Say it with what is said next, or soon: it is not worth a message of its own."""
@@ -78,28 +76,15 @@ class Channel:
         self._said.append(data)
         self._said_bytes += len(data)
         if self._late_handle is None and self._flush_handle is None:
-            self._late_handle = self._loop.call_later(_LATE_S, self._flush)
+            self._late_handle = self._loop.call_later(_LATE_S, self.flush)
 
     def send_descriptor(self, record: Record, descriptor: int) -> None:
         """Say it with a file descriptor, which is closed here once it is on its way."""
-        self._flush()
+        self.flush()
         self._post(pack(record), [descriptor])
 
-    def close(self) -> None:
-        """Hang up."""
-        if not self._open:
-            return
-        self._flush()
-        self._open = False
-        self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_writer(self._socket.fileno())
-        self._socket.close()
-        for _, descriptors in self._waiting:
-            _close(descriptors)
-        self._waiting.clear()
-        self._on_closed()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send off what was said."""
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
@@ -111,6 +96,20 @@ class Channel:
             self._said.clear()
             self._said_bytes = 0
             self._post(message, [])
+
+    def close(self) -> None:
+        """Hang up."""
+        if not self._open:
+            return
+        self.flush()
+        self._open = False
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        for _, descriptors in self._waiting:
+            _close(descriptors)
+        self._waiting.clear()
+        self._on_closed()
 
     def _post(self, message: bytes, descriptors: list[int]) -> None:
         if not self._open:
@@ -139,26 +138,23 @@ class Channel:
         self._loop.remove_writer(self._socket.fileno())
 
     def _readable(self) -> None:
-        for _ in range(_MESSAGES_A_TURN):
-            try:
-                size, ancillary, _, _ = self._socket.recvmsg_into(
-                    [self._received],
-                    socket.CMSG_SPACE(_DESCRIPTORS * 4),
-                    socket.MSG_CMSG_CLOEXEC,
-                )
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                size, ancillary = 0, []
-            if not size:
-                self.close()
-                return
-            descriptors = _descriptors(ancillary)
-            for record in unpack(memoryview(self._received)[:size]):
-                self._on_record(record, descriptors)
-            _close(descriptors)
-            if not self._open:
-                return
+        # One message a turn, then others have theirs. To ask for more costs a call that is mostly
+        # in vain, and the loop is told again of what is left.
+        try:
+            size, ancillary, _, _ = self._socket.recvmsg_into(
+                [self._received], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            size, ancillary = 0, []
+        if not size:
+            self.close()
+            return
+        descriptors = _descriptors(ancillary) if ancillary else []
+        for record in unpack(memoryview(self._received)[:size]):
+            self._on_record(record, descriptors)
+        _close(descriptors)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

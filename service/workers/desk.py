@@ -24,6 +24,7 @@ from service.metrics import Metrics
 from service.shared_memory import Regions
 from service.shared_requests import SharedRequests
 from service.wire.window import Window
+from service.workers.bundle_desk import BundleDesk
 from service.workers.channel import Channel
 from service.workers.records import (
     MAX_TEXT_BYTES,
@@ -97,6 +98,7 @@ class Desk:
     Args:
         channel: Makes the channel to it, given what to call with a record.
         answers: Where slots for answers come from.
+        rooms: Where rooms for bundles come from.
         on_ready: Called when it can take connections.
         regions: Clients' memory; None where it is not allowed.
         shared: Takes the requests whose tensors lie there.
@@ -111,6 +113,7 @@ class Desk:
         batcher: Batcher,
         metrics: Metrics,
         answers: Blocks,
+        rooms: Blocks,
         on_ready: Callable[[], None],
         regions: Regions | None = None,
         shared: SharedRequests | None = None,
@@ -126,13 +129,17 @@ class Desk:
         self._answers = answers
         self._on_ready = on_ready
         self._held: dict[int, Held] = {}
+        self._bundles = BundleDesk(
+            rooms, model=model, admission=admission, batcher=batcher, say=self._say
+        )
         self._closed = False
         self._handlers = {
-            Kind.READY: lambda _: self._on_ready(),
+            Kind.READY: self._ready,
             Kind.ADMIT: self._admit,
             Kind.GROW: self._grow,
             Kind.PLACE: self._place,
             Kind.SUBMIT: self._submit,
+            Kind.BUNDLE: self._bundles.submit,
             Kind.CANCEL: self._cancel,
             Kind.RELEASE: self._release,
             Kind.ASK: self._ask,
@@ -142,8 +149,8 @@ class Desk:
 
     @property
     def requests(self) -> int:
-        """How many of its requests hold something."""
-        return len(self._held)
+        """How many of its requests and bundles hold something."""
+        return len(self._held) + len(self._bundles)
 
     def closed(self) -> None:
         """The front end has gone: take back all it had."""
@@ -153,6 +160,7 @@ class Desk:
             if held.request is not None:
                 self._batcher.cancel(held.request)
             held.drop()
+        self._bundles.closed()
 
     def _read(self, record: Record, _: list[int]) -> None:
         try:
@@ -164,6 +172,10 @@ class Desk:
 
     def _say(self, record: Record) -> None:
         self._channel.send(record)
+
+    def _ready(self, _: Record) -> None:
+        self._bundles.open()
+        self._on_ready()
 
     def _admit(self, record: Record) -> None:
         if record.request in self._held:
@@ -317,6 +329,8 @@ class Desk:
         )
 
     def _cancel(self, record: Record) -> None:
+        if self._bundles.cancel(record.request):
+            return
         # Its end may be on its way already.
         held = self._held.get(record.request)
         if held is not None and held.request is not None:

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any
 
 from service.errors import outcomes
-from service.http_direct import DirectHttpProtocol
 from service.http_server import HttpServer
+from service.http_small import SmallHttpProtocol
 from service.log import configure_logging
 from service.workers.channel import Channel
 from service.workers.hello import Hello
@@ -27,7 +27,7 @@ from service.workers.remote import RemoteFront
 _HELLO_BYTES = 64 << 10
 
 
-class CountedProtocol(DirectHttpProtocol):
+class CountedProtocol(SmallHttpProtocol):
     """HTTP on a connection, whose end is told.
 
     Attributes:

@@ -3,6 +3,7 @@
     counts      one page or more per front end, which it alone writes
     bodies      slots that front ends receive into
     answers     slots that the engine writes
+    rooms       small requests and their answers, bundled
 
 It is a file without a name that lives as long as a process has it open. Its size is fixed and
 sealed, so that nobody can pull it away below the others; pages take memory from their first use on.
@@ -17,6 +18,7 @@ import os
 from collections.abc import Sequence
 
 from service.counts import FrontCounts, cells_needed
+from service.workers.rooms import rooms_bytes
 
 _PAGE = 4096
 
@@ -34,6 +36,7 @@ class SharedMemory:
         descriptor: Of the file.
         bodies: All slots for bodies.
         answers: All slots for answers.
+        rooms: All rooms for bundles.
     """
 
     def __init__(
@@ -43,10 +46,11 @@ class SharedMemory:
         self._outcomes = outcomes
         self._counts_bytes = _counts_bytes(outcomes)
         start = front_ends * self._counts_bytes
-        self._map = mmap.mmap(descriptor, start + 2 * arena_bytes)
+        self._map = mmap.mmap(descriptor, start + 2 * arena_bytes + rooms_bytes(front_ends))
         self._all = memoryview(self._map)
         self.bodies = self._all[start : start + arena_bytes]
-        self.answers = self._all[start + arena_bytes :]
+        self.answers = self._all[start + arena_bytes : start + 2 * arena_bytes]
+        self.rooms = self._all[start + 2 * arena_bytes :]
 
     def counts(self, index: int) -> FrontCounts:
         """Of one front end."""
@@ -73,7 +77,8 @@ def create_memory(front_ends: int, arena_bytes: int, outcomes: Sequence[str]) ->
         Its descriptor.
     """
     descriptor = os.memfd_create("tilemlp", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, front_ends * _counts_bytes(outcomes) + 2 * arena_bytes)
+    parts = (front_ends * _counts_bytes(outcomes), 2 * arena_bytes, rooms_bytes(front_ends))
+    os.ftruncate(descriptor, sum(parts))
     fcntl.fcntl(
         descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
     )

@@ -35,6 +35,7 @@ class Pool:
         runtime: The service, started.
         memory: What all processes share.
         answers: Where slots for answers come from.
+        rooms: Where rooms for bundles come from.
         on_failed: Called when front ends cannot be started.
     """
 
@@ -43,11 +44,13 @@ class Pool:
         runtime: Runtime,
         memory: SharedMemory,
         answers: Blocks,
+        rooms: Blocks,
         on_failed: Callable[[], None],
     ) -> None:
         self._runtime = runtime
         self._memory = memory
         self._answers = answers
+        self._rooms = rooms
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
@@ -118,6 +121,7 @@ class Pool:
             self._memory,
             runtime,
             self._answers,
+            self._rooms,
             on_ready=self._ready,
             on_gone=self._gone,
         )

@@ -29,6 +29,7 @@ class FrontEndProcess:
         memory: What it shares with this process.
         runtime: The service, started.
         answers: Where slots for answers come from.
+        rooms: Where rooms for bundles come from.
         on_ready: Called when it can take connections, and when it no longer can.
         on_gone: Called once, when it has died or ended; all it held is back then.
 
@@ -45,6 +46,7 @@ class FrontEndProcess:
         memory: SharedMemory,
         runtime: Runtime,
         answers: Blocks,
+        rooms: Blocks,
         *,
         on_ready: Callable[[FrontEndProcess], None],
         on_gone: Callable[[FrontEndProcess], None],
@@ -74,6 +76,7 @@ class FrontEndProcess:
             batcher=runtime.batcher,
             metrics=runtime.metrics,
             answers=answers,
+            rooms=rooms,
             on_ready=self._is_ready,
             regions=runtime.regions,
             shared=runtime.shared_requests,

@@ -11,6 +11,8 @@ tensor travels in a record: only where it lies in the memory that both processes
     SUBMIT   offset nbytes tokens body_bytes    queue the rows that lie there; first_s: deadline,
              first_s layer flag                 infinite for none; flag: `pack_form`; text, where
                                                 tensors are in clients' memory: `pack_windows`
+    BUNDLE   as SUBMIT, without text            the same for the rows of several requests, in a
+                                                room; body_bytes: how many requests
     CANCEL                                      the client has left
     RELEASE                                     what the request holds is not needed any more
     ASK      flag                               send a document
@@ -22,15 +24,16 @@ tensor travels in a record: only where it lies in the memory that both processes
     HEALTH   flag text                          the phase, and why not ready
     CONNECTION                                  a client's; a file descriptor comes with it
     STOP                                        drain, then end
+    ROOM     offset nbytes                      it may place bundles there from now on
     GRANT    offset nbytes                      answers ADMIT, GROW and PLACE: the slot
-    DONE     offset nbytes tokens first_s       answers SUBMIT: where the answer lies, rows of the
-             second_s text flag                 batch, queue and execute time, kernel; flag 1:
-                                                slots are short, take it out at once
+    DONE     offset nbytes tokens first_s       answers SUBMIT and BUNDLE: where the answer lies,
+             second_s text flag                 rows of the batch, queue and execute time, kernel;
+                                                flag 1: slots are short, take it out at once
     FAILED   text                               answers any of them: code and sentence
     TEXT     flag text                          answers ASK and REGION: a piece of a document;
                                                 flag 1 with the last one
 
-`request` is the number of the request that a record is about, chosen by the front end.
+`request` is the number of the request or bundle that a record is about, chosen by the front end.
 """
 
 from __future__ import annotations
@@ -72,6 +75,8 @@ class Kind(IntEnum):
     FAILED = 15
     TEXT = 16
     REGION = 17
+    BUNDLE = 18
+    ROOM = 19
 
 
 class Document(IntEnum):

@@ -17,6 +17,7 @@ from service.errors import EngineDead, ServiceError
 from service.front import InProgress
 from service.shared_memory import Regions
 from service.wire.window import Window
+from service.workers.bundles import Bundles, Gathered
 from service.workers.channel import Channel
 from service.workers.hello import Hello
 from service.workers.memory import SharedMemory
@@ -125,9 +126,18 @@ class RemoteFront:
         # Asked for by requests that ended before it came.
         self._unwanted: set[int] = set()
         self._dead: ServiceError | None = None
+        self._bundles = Bundles(
+            memory.rooms,
+            hello.settings,
+            self.counts,
+            numbers=self._numbers.__next__,
+            say=self._say_now,
+            alone=self._submit_alone,
+        )
         self._handlers: dict[int, Callable[[Record], None]] = {
             Kind.HEALTH: self._hear_health,
             Kind.STOP: lambda _: on_stop(),
+            Kind.ROOM: lambda record: self._bundles.add_room(record.offset),
             Kind.GRANT: self._granted,
             Kind.DONE: self._done,
             Kind.FAILED: self._failed,
@@ -167,6 +177,7 @@ class RemoteFront:
         """End everything that is in progress with this error, and refuse what comes."""
         if self._dead is None:
             self._dead = EngineDead(f"engine: {error}")
+        self._bundles.fail_all(self._dead)
         waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), *self._answers.values()]
         for future in waiting:
             if not future.done():
@@ -237,11 +248,23 @@ class RemoteFront:
         )
         return future
 
+    def hold_small(self, tokens: int, nbytes: int) -> Gathered | None:
+        """Budget for a small request that has arrived; None where it has to be asked for."""
+        return Gathered() if self._bundles.takes(tokens, nbytes) else None
+
+    def submit_small(self, request: PendingRequest) -> asyncio.Future[Answer] | None:
+        """Queue a validated request; None where it has to go by itself."""
+        return self._bundles.add(request)
+
     def cancel(self, request: PendingRequest) -> None:
         """The client has left."""
-        assert isinstance(request.lease, RemoteHolding)
-        if request.lease.request in self._answers:
-            self._say(Record(Kind.CANCEL, request=request.lease.request))
+        held = request.lease
+        if isinstance(held, Gathered):
+            self._bundles.cancel(request, held)
+            return
+        assert isinstance(held, RemoteHolding)
+        if held.request in self._answers:
+            self._say(Record(Kind.CANCEL, request=held.request))
 
     def release(self, request: int) -> None:
         """A request needs nothing any more."""
@@ -255,6 +278,15 @@ class RemoteFront:
         """Counts and total times for the v2 statistics document."""
         found: dict[str, int] = json.loads(await self._ask(Document.STATISTICS))
         return found
+
+    async def _submit_alone(self, request: PendingRequest) -> asyncio.Future[Answer]:
+        """Queue a request by itself that has travelled in a bundle."""
+        nbytes = request.data.nbytes
+        held = await self.admit(request.tokens, nbytes)
+        held.slot.view[:] = request.data.cast("B")
+        held.settle(request.tokens, nbytes)
+        request.lease, request.data = held, held.slot.view
+        return await self.submit(request)
 
     async def _place(self, held: RemoteHolding, data: memoryview) -> int:
         """Where the rows lie in shared memory; what was decoded elsewhere is copied there."""
@@ -297,6 +329,10 @@ class RemoteFront:
     def _say(self, record: Record) -> None:
         self._channel.send(record)
 
+    def _say_now(self, record: Record) -> None:
+        self._channel.send(record)
+        self._channel.flush()
+
     def _hear_health(self, record: Record) -> None:
         self.health.mirror(record.flag, *json.loads(record.text))
         if not self.health.live:
@@ -311,6 +347,8 @@ class RemoteFront:
             self.release(record.request)
 
     def _done(self, record: Record) -> None:
+        if self._bundles.done(record):
+            return
         number = record.request
         future = self._answers.pop(number)
         if future.done():
@@ -327,6 +365,8 @@ class RemoteFront:
 
     def _failed(self, record: Record) -> None:
         number = record.request
+        if self._bundles.failed(number, unpack_error(record.text)):
+            return
         self._unwanted.discard(number)
         future = self._waiting.get(number) or self._answers.pop(number, None)
         if future is not None and not future.done():

@@ -20,6 +20,7 @@ from service.http_server import CLOSE_TIMEOUT_S, DEATH_DELAY_S
 from service.runtime import Runtime
 from service.workers.memory import SharedMemory, create_memory
 from service.workers.pool import Pool
+from service.workers.rooms import gathering
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class EngineServer:
         descriptor = create_memory(settings.workers, arena_bytes, outcomes())
         self._memory = SharedMemory(descriptor, settings.workers, arena_bytes, outcomes())
         self._answers = Blocks(self._memory.answers, "answers")
+        self._rooms = Blocks(self._memory.rooms, "rooms")
         self._settings = settings
         self.exit_status = 0
         self.started = False
@@ -52,6 +54,10 @@ class EngineServer:
             on_dead=self._engine_died,
             reason=reason,
             slots=Blocks(self._memory.bodies, "bodies"),
+        )
+        gathered = gathering(settings)
+        self.runtime.admission.set_aside(
+            settings.workers * gathered.tokens, settings.workers * gathered.nbytes
         )
         for index in range(settings.workers):
             self.runtime.metrics.add_front(self._memory.counts(index))
@@ -104,7 +110,9 @@ class EngineServer:
             return
         self._port: int = listeners[0].getsockname()[1]
         await self.runtime.start()
-        self._pool = Pool(self.runtime, self._memory, self._answers, self._cannot_start)
+        self._pool = Pool(
+            self.runtime, self._memory, self._answers, self._rooms, self._cannot_start
+        )
         self.runtime.health.on_change = self._pool.tell_health
         self._pool.open(listeners)
         pinning = asyncio.ensure_future(asyncio.to_thread(self._pin_slots))
@@ -122,7 +130,7 @@ class EngineServer:
         engine = self.runtime.engine
         if isinstance(engine, PinsHostMemory):
             # Until the process ends: a batch that hangs may use them as long.
-            for part in (self._memory.bodies, self._memory.answers):
+            for part in (self._memory.bodies, self._memory.answers, self._memory.rooms):
                 engine.pin(part)
 
     def _catch_signals(self) -> None:

@@ -310,14 +310,16 @@ class PinningEngine(FakeEngine):
 def test_an_engine_that_can_pins_all_slots_and_reads_and_writes_in_them():
     engine = PinningEngine()
     with ServerThread(engine, workers=1) as thread:
-        wait_until(lambda: len(engine.pinned) == 2)
+        wait_until(lambda: len(engine.pinned) == 3)
+        bodies, answers, rooms = engine.pinned
         with httpx.Client(base_url=thread.url, timeout=30) as client:
-            assert post(client, rows(1000)).status_code == 200
-        (segment,) = engine.batches[-1].segments
-        bodies, answers = engine.pinned
-        for view, part in ((segment.input, bodies), (segment.output, answers)):
-            assert view.obj is part.obj
-            assert 0 <= address(view) - address(part) < part.nbytes
+            # 2000 rows travel by themselves, two in a room.
+            for count, parts in ((2000, (bodies, answers)), (2, (rooms, rooms))):
+                assert post(client, rows(count)).status_code == 200
+                (segment,) = engine.batches[-1].segments
+                for view, part in zip((segment.input, segment.output), parts, strict=True):
+                    assert view.obj is part.obj
+                    assert 0 <= address(view) - address(part) < part.nbytes
 
 
 def test_front_ends_that_cannot_start_end_the_service(monkeypatch):

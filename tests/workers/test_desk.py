@@ -30,6 +30,7 @@ from service.workers.records import (
     pack_windows,
     unpack_error,
 )
+from service.workers.rooms import ROOM_BYTES, ROOMS
 from tests.batching.harness import REPORT
 from tests.engines import HIDDEN, spec
 from tests.shared_objects import shared_object
@@ -59,6 +60,7 @@ class _Service:
     def __init__(self, concurrency: int = 1, *, shares: bool = True) -> None:
         self.bodies = Blocks(memoryview(bytearray(1 << 16)), "bodies")
         self.answers = Blocks(memoryview(bytearray(1 << 14)), "answers")
+        self.rooms = Blocks(memoryview(bytearray(2 * ROOMS * ROOM_BYTES)), "rooms")
         self.admission = Admission(self.bodies, max_queue_tokens=50, max_queue_bytes=1 << 20)
         self.metrics = Metrics(outcomes=outcomes(), kernels=("fake",), build={}, peak_flops=None)
         self.batches: list[tuple] = []
@@ -80,6 +82,7 @@ class _Service:
             batcher=self.batcher,
             metrics=self.metrics,
             answers=self.answers,
+            rooms=self.rooms,
             on_ready=lambda: None,
             regions=LocalRegions(self.regions) if shares else None,
             shared=SharedRequests(self.regions, self.batcher, moved, 1 << 20) if shares else None,

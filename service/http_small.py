@@ -1,0 +1,241 @@
+"""Small requests that have come whole, past ASGI: one call takes the request, one the answer.
+
+uvicorn makes a cycle, a task, an event and messages for each request; for rows of a few KiB that
+costs as much as all the rest. Here a POST with a short body is held back until its end, and if the
+application takes it then, none of that is made. What it does not take, whatever the reason, and
+what does not end soon, goes the usual way as if it had never been held back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from service.http_direct import DirectHttpProtocol
+
+# Of a body. Larger ones seldom come in one piece, and moving them is what costs.
+SMALL_BYTES = 64 << 10
+_DIGITS = len(str(SMALL_BYTES))
+
+# Many clients send headers and body apart. Who lets the rest wait longer than that is seen to
+# without it.
+_HOLD_S = 0.005
+
+# Status, headers and body.
+SendAnswer: TypeAlias = Callable[
+    [int, Sequence[tuple[bytes, bytes]], Sequence[bytes | bytearray | memoryview]], None
+]
+
+
+class TakesSmall(Protocol):
+    """The application's side."""
+
+    def __call__(
+        self, target: bytes, headers: dict[bytes, bytes], body: bytes, answer: SendAnswer
+    ) -> Callable[[], None] | None:
+        """Begin with a request.
+
+        Args:
+            target: Path and query.
+            headers: By lower-case name; of several, the last.
+            body: All of it.
+            answer: To be called once, later, also where the client has left.
+
+        Returns:
+            What to call when the client leaves before its answer; None where the request is not
+            taken, and then has had no effect.
+        """
+
+
+class SmallHttpProtocol(DirectHttpProtocol):
+    """HTTP on a connection, with a short way for small requests.
+
+    The application offers it as its attribute `takes_small`.
+    """
+
+    # Of the request that is held back: its headers, and what has come of its body.
+    _held_headers: dict[bytes, bytes]
+    _held: list[bytes] | None = None
+    _held_timer: asyncio.TimerHandle | None = None
+    # The one that was taken and is not answered yet.
+    _taken: SmallCycle | None = None
+    # Closes the connection when it has been idle for long enough. It runs on over many requests:
+    # to start it anew for each costs as much as to parse it.
+    _idle_timer: asyncio.TimerHandle | None = None
+    _answered_s = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as in uvicorn
+        super().__init__(*args, **kwargs)
+        self._takes_small: TakesSmall | None = getattr(self.app, "takes_small", None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        if self._held is not None:
+            # It was a request, and is counted as one whose client has left.
+            self._let_go()
+        super().connection_lost(exc)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken.disconnected = True
+            taken.left()
+
+    def shutdown(self) -> None:
+        """Close the connection, behind the request that may be under way."""
+        if self._held is not None:
+            self._let_go()
+        super().shutdown()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a request that is not complete then is held back for a moment only."""
+        super().data_received(data)
+        if self._held is not None and self._held_timer is None:
+            self._held_timer = self.loop.call_later(_HOLD_S, self._let_go)
+
+    def on_headers_complete(self) -> None:
+        """All headers are there: the request begins."""
+        if self._is_small():
+            self._held = []
+            self.headers_came()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Part of a body."""
+        if self._held is None:
+            super().on_body(body)
+        else:
+            self._held.append(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        if self._held is not None:
+            if self._was_taken(b"".join(self._held)):
+                self._hold_no_more()
+                return
+            self._let_go()
+        super().on_message_complete()
+
+    def _is_small(self) -> bool:
+        if self._takes_small is None or not (self.cycle is None or self.cycle.response_complete):
+            return False
+        headers = self._held_headers = dict(self.headers)
+        length, parser = headers.get(b"content-length", b""), self.parser
+        return (
+            0 < len(length) <= _DIGITS
+            and length.isdigit()
+            and int(length) <= SMALL_BYTES
+            and b"transfer-encoding" not in headers
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+        )
+
+    def _was_taken(self, body: bytes) -> bool:
+        assert self._takes_small is not None
+        cycle = SmallCycle(self)
+        left = self._takes_small(self.url, self._held_headers, body, cycle.answer)
+        if left is None:
+            return False
+        cycle.left = left
+        self._taken = cycle
+        self.cycle = cycle  # type: ignore[assignment]
+        return True
+
+    def _hold_no_more(self) -> list[bytes]:
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+        held, self._held = self._held, None
+        assert held is not None
+        return held
+
+    def answered(self) -> None:
+        """The request that was taken has its answer."""
+        self._taken = None
+        if self.pipeline or self.flow.read_paused:
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._answered_s = self.loop.time()
+        if self._idle_timer is None:
+            self._close_when_idle(self.timeout_keep_alive)
+
+    def _close_when_idle(self, seconds: float) -> None:
+        self._idle_timer = self.loop.call_later(seconds, self._is_idle)
+
+    def _is_idle(self) -> None:
+        self._idle_timer = None
+        if self.timeout_keep_alive_task is not None:
+            # The last request went the usual way, and uvicorn's own timer runs.
+            return
+        left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
+        if self._in_headers or self._held is not None or not self.cycle.response_complete:
+            left_s = self.timeout_keep_alive
+        if left_s > 0:
+            self._close_when_idle(left_s)
+        else:
+            self.timeout_keep_alive_handler()
+
+    def _let_go(self) -> None:
+        """The request at hand goes the usual way, unless it was refused meanwhile."""
+        held = self._hold_no_more()
+        if self._refused:
+            return
+        super().on_headers_complete()
+        for part in held:
+            super().on_body(part)
+
+
+class SmallCycle:
+    """What uvicorn's protocol has to know of the request at hand, instead of its own cycle.
+
+    Attributes:
+        left: Called when the client has left.
+    """
+
+    __slots__ = ("_protocol", "disconnected", "keep_alive", "left", "response_complete")
+
+    scope = None
+    # Told when the client leaves; nobody waits for it here.
+    message_event = asyncio.Event()
+    left: Callable[[], None]
+
+    def __init__(self, protocol: SmallHttpProtocol) -> None:
+        self._protocol = protocol
+        self.disconnected = False
+        self.keep_alive = True
+        self.response_complete = False
+
+    def answer(
+        self,
+        status: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        chunks: Sequence[bytes | bytearray | memoryview],
+    ) -> None:
+        """Send the answer in one piece."""
+        if self.disconnected:
+            return
+        protocol = self._protocol
+        if (b"connection", b"close") in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers = [*headers, (b"connection", b"close")]
+        lines = [
+            name + b": " + value
+            for name, value in (*protocol.server_state.default_headers, *headers)
+        ]
+        length = b"content-length: %d\r\n\r\n" % sum(map(len, chunks))
+        head = STATUS_LINE[status] + b"\r\n".join([*lines, length])
+        protocol.transport.write(b"".join([head, *chunks]))
+        self.response_complete = True
+        if not self.keep_alive:
+            protocol.transport.close()
+        protocol.answered()

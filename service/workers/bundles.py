@@ -1,0 +1,357 @@
+"""A front end's small requests, bundled: rows behind rows in a room, one record for all of them.
+
+A request that finds a room free waits for nobody; what comes while all rooms are on their way
+gathers and goes together. A bundle that fails is taken apart: its members go once more, each by
+itself, so that none pays for its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
+
+from service.batching.request import Answer, BodyRoom, PendingRequest
+from service.config import Settings
+from service.counts import FrontCounts
+from service.errors import Cancelled, DeadlineExceeded, EngineDead, ServiceError
+from service.workers.records import Kind, Record, pack_form
+from service.workers.rooms import HALF_BYTES, SMALL_BYTES, gathering
+
+# Layer, output and element types.
+Key: TypeAlias = tuple[int, int]
+
+# Of the usual time in the queue. Who allows less would end its whole bundle early.
+_USUAL = 0.9
+
+
+class Gathered:
+    """What a small request holds: nothing, its bundle does.
+
+    Attributes:
+        bundle: What it travels in, once it does.
+    """
+
+    __slots__ = ("bundle",)
+
+    def __init__(self) -> None:
+        self.bundle: Bundle | None = None
+
+    @property
+    def slot(self) -> BodyRoom:
+        """Its body has arrived."""
+        raise NotImplementedError
+
+    def settle(self, tokens: int, nbytes: int) -> None:
+        """Nothing was estimated."""
+
+    def start(self) -> None:
+        """Only the engine's process knows when a request starts."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Nothing was held."""
+
+
+class Bundle:
+    """Requests that travel together."""
+
+    __slots__ = ("members", "number", "offset", "sent_s")
+
+    def __init__(
+        self, number: int, offset: int, members: list[PendingRequest], sent_s: float
+    ) -> None:
+        self.number = number
+        self.offset = offset
+        self.members = members
+        self.sent_s = sent_s
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody still waits for it."""
+        return not all(member.future.done() for member in self.members)
+
+
+class Bundles:
+    """Gathers small requests, sends them off in bundles and hands each its rows.
+
+    Args:
+        rooms: All rooms of all front ends, in shared memory.
+        counts: Where it is told what gathers.
+        numbers: Of requests and bundles.
+        say: Sends a record to the engine's process, at once.
+        alone: Queues a request by itself; the future ends with its answer.
+        clock: That of deadlines.
+    """
+
+    def __init__(
+        self,
+        rooms: memoryview,
+        settings: Settings,
+        counts: FrontCounts,
+        *,
+        numbers: Callable[[], int],
+        say: Callable[[Record], None],
+        alone: Callable[[PendingRequest], Awaitable[asyncio.Future[Answer]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rooms = rooms
+        self._usual_s = settings.request_timeout_s * _USUAL
+        self._max_tokens = settings.max_batch_tokens
+        self._gathering = gathering(settings)
+        self._counts = counts
+        self._numbers = numbers
+        self._say = say
+        self._alone = alone
+        self._clock = clock
+        self._free: list[int] = []
+        # By layer and form, those first whose turn it is.
+        self._groups: dict[Key, dict[PendingRequest, None]] = {}
+        self._requests = self._tokens = self._nbytes = 0
+        self._sent: dict[int, Bundle] = {}
+        self._dead = False
+        self._again: set[asyncio.Task[None]] = set()
+        self._flush_handle: asyncio.Handle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def add_room(self, offset: int) -> None:
+        """The engine's process has given a room, for good."""
+        self._free.append(offset)
+
+    def takes(self, tokens: int, nbytes: int) -> bool:
+        """Whether a small request that has arrived is to be bundled, as far as can be told."""
+        if self._dead or not tokens or nbytes > SMALL_BYTES:
+            return False
+        tokens += self._tokens
+        nbytes += self._nbytes
+        if self._free:
+            return tokens <= self._max_tokens and nbytes <= HALF_BYTES
+        # With nothing on its way there is no room to wait for.
+        gathering = self._gathering
+        return bool(self._sent) and tokens <= gathering.tokens and nbytes <= gathering.nbytes
+
+    def add(self, request: PendingRequest) -> asyncio.Future[Answer] | None:
+        """Let a request go with the next bundle; None where it has to travel by itself."""
+        now = self._clock()
+        deadline = request.deadline
+        usual = deadline is None or 0 < self._usual_s <= deadline - now
+        if not request.tokens or not usual or _largest(request) > SMALL_BYTES:
+            return None
+        loop = asyncio.get_running_loop()
+        request.arrival = now
+        request.future = loop.create_future()
+        self._gather(request)
+        if not self._free:
+            self._tell()
+            self._watch_deadlines()
+        elif self._flush_handle is None:
+            # Once all that is ready in this turn of the loop has been added.
+            self._flush_handle = loop.call_soon(self._flush)
+        return request.future
+
+    def cancel(self, request: PendingRequest, held: Gathered) -> None:
+        """The client has left. What gathers is dropped, what travels is computed for the others."""
+        if not request.future.done():
+            request.future.set_exception(Cancelled("request: the client left"))
+        bundle, key = held.bundle, _key(request)
+        group = self._groups.get(key, {})
+        if request in group:
+            del group[request]
+            if not group:
+                del self._groups[key]
+            self._left(request)
+            self._tell()
+        elif bundle is not None and bundle.number in self._sent and not bundle.wanted:
+            self._say(Record(Kind.CANCEL, request=bundle.number))
+
+    def done(self, record: Record) -> bool:
+        """A bundle was answered; whether there is such a bundle."""
+        bundle = self._sent.pop(record.request, None)
+        if bundle is None:
+            return False
+        start = bundle.offset + HALF_BYTES
+        # One copy for all of them, and the room is free.
+        data = memoryview(self._rooms[start : start + record.nbytes].tobytes())
+        kernel, tokens, queue_s, execute_s = (
+            record.text.decode(),
+            record.tokens,
+            record.first_s,
+            record.second_s,
+        )
+        at = 0
+        for member in bundle.members:
+            end = at + member.output_nbytes
+            if not member.future.done():
+                waited_s = queue_s + bundle.sent_s - member.arrival
+                member.future.set_result(Answer(data[at:end], kernel, tokens, waited_s, execute_s))
+            at = end
+        self._room_is_free(bundle.offset)
+        return True
+
+    def failed(self, number: int, error: ServiceError) -> bool:
+        """A bundle failed; whether there is such a bundle."""
+        bundle = self._sent.pop(number, None)
+        if bundle is None:
+            return False
+        waiting = [member for member in bundle.members if not member.future.done()]
+        if isinstance(error, EngineDead):
+            # For all of them, and it may use their rooms until it ends.
+            self._sent[number] = bundle
+            self.fail_all(error)
+            return True
+        if isinstance(error, DeadlineExceeded):
+            self._expire(waiting)
+        elif len(bundle.members) == 1:
+            for member in waiting:
+                member.future.set_exception(error)
+        else:
+            # Refused together or failed together: none is at fault before it has failed alone.
+            for member in waiting:
+                task = asyncio.ensure_future(self._send_again(member))
+                self._again.add(task)
+                task.add_done_callback(self._again.discard)
+        self._room_is_free(bundle.offset)
+        return True
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End all that gathers or travels, and take no more."""
+        self._dead = True
+        bundles = [bundle.members for bundle in self._sent.values()]
+        for members in (*self._groups.values(), *bundles):
+            for member in members:
+                if not member.future.done():
+                    member.future.set_exception(error)
+        for group in self._groups.values():
+            for request in group:
+                self._left(request)
+        self._groups.clear()
+        self._tell()
+
+    def _gather(self, request: PendingRequest) -> None:
+        tokens, nbytes = request.tokens, request.data.nbytes
+        self._groups.setdefault(_key(request), {})[request] = None
+        self._requests += 1
+        self._tokens += tokens
+        self._nbytes += nbytes
+
+    def _room_is_free(self, offset: int) -> None:
+        self._free.append(offset)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        while self._groups and self._free:
+            key = next(iter(self._groups))
+            members = self._take(key)
+            if members:
+                self._send(key, members)
+        self._tell()
+        if self._groups:
+            self._watch_deadlines()
+
+    def _take(self, key: Key) -> list[PendingRequest]:
+        """As many of a group as fit a room and a batch; what is left is behind the others."""
+        group = self._groups.pop(key)
+        members: list[PendingRequest] = []
+        tokens = largest = 0
+        for request in group:
+            tokens += request.tokens
+            largest += _largest(request)
+            if tokens > self._max_tokens or largest > HALF_BYTES:
+                break
+            members.append(request)
+        for member in members:
+            del group[member]
+            self._left(member)
+        if group:
+            self._groups[key] = group
+        return members
+
+    def _left(self, request: PendingRequest) -> None:
+        self._requests -= 1
+        self._tokens -= request.tokens
+        self._nbytes -= request.data.nbytes
+
+    def _tell(self) -> None:
+        """Of what gathers; not of what will be on its way by the end of this turn."""
+        self._counts.gathered = (self._requests, self._tokens, self._nbytes)
+
+    def _send(self, key: Key, members: list[PendingRequest]) -> None:
+        offset, number = self._free.pop(), self._numbers()
+        bundle = self._sent[number] = Bundle(number, offset, members, self._clock())
+        rows = b"".join([member.data for member in members])
+        self._rooms[offset : offset + len(rows)] = rows
+        for member in members:
+            assert isinstance(member.lease, Gathered)
+            member.lease.bundle = bundle
+        layer, form = key
+        self._say(
+            Record(
+                Kind.BUNDLE,
+                form,
+                layer,
+                number,
+                offset,
+                len(rows),
+                sum([member.tokens for member in members]),
+                len(members),
+                min([math.inf if m.deadline is None else m.deadline for m in members]),
+            )
+        )
+
+    def _watch_deadlines(self) -> None:
+        if self._expiry is not None or not self._usual_s:
+            return
+        deadlines = [next(iter(group)).deadline or math.inf for group in self._groups.values()]
+        left_s = min(deadlines) - self._clock()
+        loop = asyncio.get_running_loop()
+        self._expiry = loop.call_later(max(0.0, left_s), self._expire_gathered)
+
+    def _expire_gathered(self) -> None:
+        """Rooms are on their way for as long as requests may wait: look who has waited enough."""
+        self._expiry = None
+        waiting = [request for group in self._groups.values() for request in group]
+        self._groups.clear()
+        for request in waiting:
+            self._left(request)
+        self._expire(waiting)
+        self._flush()
+
+    def _expire(self, members: Iterable[PendingRequest]) -> None:
+        """End those whose time is over; the others gather again."""
+        now = self._clock()
+        for member in members:
+            if member.deadline is not None and member.deadline <= now:
+                waited_s = now - member.arrival
+                member.future.set_exception(
+                    DeadlineExceeded(
+                        f"deadline: passed after {waited_s:.3f} s in the queue; not executed"
+                    )
+                )
+            else:
+                self._gather(member)
+
+    async def _send_again(self, member: PendingRequest) -> None:
+        try:
+            answer = await (await self._alone(member))
+        except ServiceError as error:
+            if not member.future.done():
+                member.future.set_exception(error)
+            return
+        if not member.future.done():
+            member.future.set_result(answer)
+        elif answer.release is not None:
+            answer.release()
+
+
+def _largest(request: PendingRequest) -> int:
+    return max(request.data.nbytes, request.output_nbytes)
+
+
+def _key(request: PendingRequest) -> Key:
+    layer, output = request.key
+    return layer, pack_form(output, request.dtype, request.output_dtype)

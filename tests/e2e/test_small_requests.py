@@ -1,0 +1,182 @@
+"""Small requests, which pass by ASGI and travel in bundles: served as any others are."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from service.engine.base import Output
+from tests.e2e.raw_http import RawConnection, head
+from tests.e2e.scrape import Scrape, wait_at_rest
+from tests.engines import FakeEngine, expected
+from tests.routes.bodies import JSON, NPY, RAW, decode, post, rows, v2_body, v2_decode
+from tests.servers import ServerThread, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workers")]
+
+CLIENTS = 12
+EACH = 60
+# Whatever rows there are, no other holds it.
+MARKER = 7777.0
+
+
+def _request(x: np.ndarray, **headers: object) -> bytes:
+    return head("/mlp", length=x.nbytes, x_tensor_dtype="fp32", **headers) + x.tobytes()
+
+
+def _ask(client: httpx.Client, luck: random.Random, seed: int) -> str:
+    """One request of any kind; what became of it."""
+    x = rows(luck.choice([0, 1, 1, 1, 2, 40]), seed, luck.choice(["float32", "float16"]))
+    if len(x) and luck.random() < 0.03:
+        x[0, 0] = MARKER
+    output = luck.choice(list(Output))
+    if luck.random() < 0.3:
+        body, headers = v2_body(x, output=output.value)
+        answer = client.post("/v2/models/tiny/infer", content=body, headers=headers)
+        found = None if answer.status_code != 200 else v2_decode(answer)
+    else:
+        media_type = luck.choice([RAW, RAW, NPY, JSON])
+        answer = post(client, x, media_type, f"?output={output.value}", x_request_id=str(seed))
+        assert answer.headers["x-request-id"] == str(seed)
+        found = None if answer.status_code != 200 else decode(answer)
+    if len(x) and x[0, 0] == MARKER:
+        return "failed" if answer.status_code == 500 else f"{answer.status_code} of the guilty"
+    if found is None:
+        return f"{answer.status_code}: {answer.text}"
+    right = np.array_equal(found, expected(x, 0, output).astype(found.dtype))
+    if "x-mlp-batch-tokens" in answer.headers:
+        right = right and int(answer.headers["x-mlp-batch-tokens"]) >= len(x)
+    return "right" if right else "wrong"
+
+
+def test_random_mixes_each_with_its_own_answer_and_counted_once():
+    engine = FakeEngine(run_s=0.002, concurrency=2)
+    engine.fail_marker = MARKER
+
+    def client_of(number: int) -> list[str]:
+        luck = random.Random(number)
+        with httpx.Client(base_url=thread.url, timeout=60) as client:
+            return [_ask(client, luck, 1000 * number + index) for index in range(EACH)]
+
+    with ServerThread(engine, max_batch_tokens=200) as thread, ThreadPoolExecutor(CLIENTS) as pool:
+        found = [one for each in pool.map(client_of, range(CLIENTS)) for one in each]
+        assert set(found) == {"right", "failed"}
+        wait_at_rest(thread.url)
+        wait_until(lambda: not thread.in_progress)
+        scrape = Scrape(thread.url)
+    ok = sum(scrape.outcomes(api)["ok"] for api in ("mlp", "v2"))
+    failed = sum(scrape.outcomes(api)["engine_error"] for api in ("mlp", "v2"))
+    assert (ok, failed) == (found.count("right"), found.count("failed"))
+    for stage in ("receive", "decode"):
+        assert scrape("mlp_stage_duration_seconds_count", stage=stage) == CLIENTS * EACH
+
+
+def test_batches_count_requests():
+    engine = FakeEngine()
+    engine.gate.clear()
+    with ServerThread(engine) as thread:
+        connections = [RawConnection(thread.url) for _ in range(30)]
+        x = rows(1)
+        for connection in connections:
+            connection.send(_request(x))
+        wait_until(lambda: Scrape(thread.url)("mlp_queue_requests") > 20)
+        engine.gate.set()
+        for connection in connections:
+            assert connection.read().body == expected(x, 0).tobytes()
+            connection.close()
+        scrape = Scrape(thread.url)
+    assert scrape("mlp_batch_requests_sum") == scrape("mlp_batch_tokens_sum") == 30
+    assert scrape("mlp_stage_duration_seconds_count", stage="queue") == 30
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001, 0.03])
+def test_headers_and_body_that_come_apart(pause_s):
+    with ServerThread(FakeEngine()) as thread, RawConnection(thread.url) as connection:
+        for seed in range(5):
+            x = rows(3, seed)
+            request = _request(x)
+            for piece in (request[:40], request[40:-80], request[-80:-7], request[-7:]):
+                connection.send(piece)
+                time.sleep(pause_s)
+            assert connection.read().body == expected(x, 0).tobytes()
+        assert Scrape(thread.url).outcomes("mlp") == {"ok": 5}
+
+
+def test_pipelined_with_others_they_are_answered_in_order():
+    with ServerThread(FakeEngine(run_s=0.01)) as thread, RawConnection(thread.url) as connection:
+        asked = [rows(count, count) for count in (1, 3000, 2, 4)]
+        health = head("/health/live", method="GET")
+        connection.send(b"".join(_request(x) + health for x in asked))
+        for x in asked:
+            assert connection.read().body == expected(x, 0).tobytes()
+            assert connection.read().status == 200
+
+
+def test_the_last_on_a_connection():
+    with ServerThread(FakeEngine()) as thread, RawConnection(thread.url) as connection:
+        x = rows(1)
+        connection.send(_request(x) + _request(x, Connection="close"))
+        for closing in (None, "close"):
+            answer = connection.read()
+            assert answer.body == expected(x, 0).tobytes()
+            assert answer.headers.get("connection") == closing
+        assert connection.is_closed()
+
+
+@pytest.mark.parametrize("last", [1, 3000])
+def test_a_connection_is_closed_when_it_is_idle_and_not_before(last):
+    with (
+        ServerThread(FakeEngine(run_s=0.1), keep_alive_s=1) as thread,
+        RawConnection(thread.url) as connection,
+    ):
+        for count in (1, 1, 1, last):
+            connection.send(_request(rows(count)))
+            assert connection.read().status == 200
+            time.sleep(0.4)
+        began = time.monotonic()
+        assert connection.is_closed()
+        assert 0.3 < time.monotonic() - began < 1.5
+
+
+def test_who_leaves_between_headers_and_body_is_counted():
+    with ServerThread(FakeEngine()) as thread:
+        connection = RawConnection(thread.url)
+        connection.send(_request(rows(1))[:-1])
+        connection.close()
+        wait_until(lambda: Scrape(thread.url).outcomes("mlp") == {"cancelled": 1})
+        wait_at_rest(thread.url)
+
+
+def test_a_body_that_does_not_come_is_a_timeout():
+    with (
+        ServerThread(FakeEngine(), receive_timeout_s=0.2) as thread,
+        RawConnection(thread.url) as connection,
+    ):
+        connection.send(_request(rows(1))[:-1])
+        assert connection.read().status == 408
+        wait_at_rest(thread.url)
+
+
+def test_a_key_that_was_right_lets_nobody_else_in():
+    x = rows(1)
+    with (
+        ServerThread(FakeEngine(), api_key="right-key") as thread,
+        RawConnection(thread.url) as connection,
+    ):
+        for key, status in (("right-key", 200), ("wrong-key", 401), ("right-key", 200)):
+            connection.send(_request(x, Authorization=f"Bearer {key}"))
+            assert connection.read().status == status
+        connection.send(_request(x))
+        assert connection.read().status == 401
+
+
+def test_the_date_and_all_headers_of_the_usual_way():
+    with ServerThread(FakeEngine()) as thread, httpx.Client(base_url=thread.url) as client:
+        small, usual = post(client, rows(1)), post(client, rows(3000))
+        assert set(small.headers) == set(usual.headers)
+        assert small.headers["x-tensor-shape"] == "1,16"
