@@ -67,6 +67,7 @@ RULES = {
     "http_protocol": Row("", "uvicorn"),
     "http_direct": Row("http_protocol", "httptools starlette"),
     "http_small": Row("http_direct", "uvicorn"),
+    "garbage": Row(),
     "http_server": Row("app front http_small config errors log", "uvicorn"),
     # HTTP in other processes than the engine's; these do not load what only the engine needs.
     "workers": Row(
@@ -75,7 +76,7 @@ RULES = {
         "uvicorn",
     ),
     "workers.remote": Row("workers front shared_memory wire.window batching config counts errors"),
-    "workers.front_end": Row("workers http_server http_small errors log"),
+    "workers.front_end": Row("workers http_server http_small garbage errors log"),
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from service.errors import outcomes
+from service.garbage import leave_garbage
 from service.http_server import HttpServer
 from service.http_small import SmallHttpProtocol
 from service.log import configure_logging
@@ -118,6 +119,7 @@ def main(channel: int, memory: int) -> int:
     configure_logging(hello.settings.log_level)
     shared = SharedMemory(memory, hello.settings.workers, hello.arena_bytes, outcomes())
     server = FrontEnd(hello, shared, end)
+    leave_garbage()
     server.run()
     return server.exit_status
 
