@@ -237,17 +237,37 @@ def bench_service(
         typer.Option(help="For --peers, with commas: echo, which computes nothing, or presets."),
     ] = "echo",
     cases: Annotated[
-        str, typer.Option(help="For --peers: rows x clients, with commas.")
-    ] = "1x1,64x32,2048x16",
+        str | None,
+        typer.Option(
+            help="For --peers: rows x clients, with commas, such as 1x1,64x32; "
+            "by default what suits the cores."
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="For --peers: of this service, which is measured with each, such as 0,4; "
+            "by default what suits the cores."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of each, medians count.")] = 3,
     duration_s: Annotated[
         float, typer.Option(min=0.1, help="Of a round; without --peers, about.")
     ] = 1.0,
+    warm_up_s: Annotated[
+        float, typer.Option(min=0, help="For --peers: under load, before each round.")
+    ] = 0.5,
+    budget_s: Annotated[
+        float, typer.Option(help="For --peers: no further server is started after so many seconds.")
+    ] = float("inf"),
     commit: Annotated[
         str | None, typer.Option(help="Commit to note down where there is no checkout.")
     ] = None,
 ) -> None:
-    """Measure what the service adds to a bare ASGI echo, with a stub for the engine."""
+    """Measure what the service adds to a bare ASGI echo, with a stub for the engine.
+
+    Or, with --peers, compare it with other servers.
+    """
     from service.bench.kernel_options import recorded_command
     from service.bench.service import ServiceOptions, run_service_bench
 
@@ -255,13 +275,17 @@ def bench_service(
     with _err.status("starting servers") as status:
         if peers:
             from service.bench.peers.compare import run_peer_bench
-            from service.bench.peers.options import PeerOptions, parse_cases
+            from service.bench.peers.options import PeerOptions, parse_cases, parse_workers
 
             options = PeerOptions(
                 models=tuple(models.split(",")),
                 cases=parse_cases(cases),
+                workers=parse_workers(workers),
                 rounds=rounds,
                 duration_s=duration_s,
+                warm_up_s=warm_up_s,
+                budget_s=budget_s,
+                commit=commit,
             )
             lines = run_peer_bench(options, results, command, status.update)
         else:

@@ -107,7 +107,7 @@ class Settings(BaseSettings):
         description="Rows in one batch at most; a request with more is refused with 413.",
     )
     max_queue_tokens: int = Field(
-        default=65536, ge=1, description="Rows admitted and not yet running; beyond it 429."
+        default=131072, ge=1, description="Rows admitted and not yet running; beyond it 429."
     )
     max_queue_bytes: int = Field(
         default=1024 * MIB,

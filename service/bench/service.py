@@ -126,7 +126,12 @@ def run_service_bench(options: ServiceOptions, progress: Callable[[str], None]) 
 
 def cases() -> tuple[tuple[int, int], ...]:
     """Rows and clients that are worth a measurement on this machine."""
-    return CASES_OF_MANY_CORES if half_the_cores() * 2 > _MANY_CORES else CASES
+    return CASES_OF_MANY_CORES if has_many_cores() else CASES
+
+
+def has_many_cores() -> bool:
+    """Whether a few clients are no load for this machine."""
+    return half_the_cores() * 2 > _MANY_CORES
 
 
 def half_the_cores() -> int:

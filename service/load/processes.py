@@ -34,25 +34,28 @@ def run_plans(plans: Sequence[Plan], on_report: OnReport | None = None) -> Tally
     """
     if len(plans) == 1 and on_report is None:
         return run_plan(plans[0])
-    with _processes(plans) as pipes:
+    with _processes(len(plans)) as pipes:
+        # Only now that all are starting: plans hold megabytes, which wait for a process to be up.
+        for number, (pipe, plan) in enumerate(zip(pipes, plans, strict=True)):
+            _send(pipe, number, plan)
         for number, pipe in enumerate(pipes):
             _receive(pipe, number)  # that it is ready
-        for pipe in pipes:
-            pipe.send(None)
+        for number, pipe in enumerate(pipes):
+            _send(pipe, number, None)
         return _collect(pipes, on_report)
 
 
 @contextmanager
-def _processes(plans: Sequence[Plan]) -> Iterator[list[Connection]]:
+def _processes(count: int) -> Iterator[list[Connection]]:
     # Not forked: threads of the parent (a progress bar, numpy's) do not survive that well.
     context = multiprocessing.get_context("spawn")
     running: list[SpawnProcess] = []
     pipes: list[Connection] = []
     try:
-        for plan in plans:
+        for _ in range(count):
             mine, theirs = context.Pipe()
             pipes.append(mine)
-            process = context.Process(target=_work, args=(plan, theirs), daemon=True)
+            process = context.Process(target=_work, args=(theirs,), daemon=True)
             process.start()
             running.append(process)
             theirs.close()  # or the end of the process would not end the pipe
@@ -93,19 +96,30 @@ def _sum(tallies: Sequence[Tally]) -> Tally:
     return everything
 
 
+def _send(pipe: Connection, number: int, content: Plan | None) -> None:
+    try:
+        pipe.send(content)
+    except OSError:
+        raise _ended(number) from None
+
+
 def _receive(pipe: Connection, number: int) -> _Message:
     try:
         message: _Message = pipe.recv()
     except (EOFError, OSError):
-        raise StartError(f"load process {number} ended before it was done") from None
+        raise _ended(number) from None
     kind, content = message
     if kind == "refused":
         raise StartError(str(content))
     return message
 
 
-def _work(plan: Plan, pipe: Connection) -> None:
-    """Entry point of a process."""
+def _ended(number: int) -> StartError:
+    return StartError(f"load process {number} ended before it was done")
+
+
+def _work(pipe: Connection) -> None:
+    """Entry point of a process, which is sent its plan."""
     # Ctrl-C goes to the whole process group; the parent ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -117,7 +131,7 @@ def _work(plan: Plan, pipe: Connection) -> None:
         pipe.send(("so far", tally))
 
     try:
-        pipe.send(("done", run_plan(plan, on_ready, on_report)))
+        pipe.send(("done", run_plan(pipe.recv(), on_ready, on_report)))
     except StartError as error:
         pipe.send(("refused", str(error)))
     except (EOFError, BrokenPipeError):

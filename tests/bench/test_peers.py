@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,30 @@ import pytest
 from service.bench.peers import compare, table
 from service.bench.peers.compare import run_peer_bench
 from service.bench.peers.mlp import Mlp, answer_headers
-from service.bench.peers.options import PeerOptions, parse_cases
+from service.bench.peers.options import PeerOptions, parse_cases, parse_workers
 from service.bench.peers.plot import draw_peers
 from service.bench.peers.process import PeerProcess
 from service.bench.peers.servers import BENTOML, LITSERVE, RAY_SERVE, PeerServer, servers
 from service.bench.service_results import COLUMNS, ServiceResults
+from service.bench.stub import StubEngine
 from service.errors import ConfigError, StartError
 from service.load.options import Transport
 
-ECHO, OURS, SHARED = servers("echo")[:3]
+ECHO, OURS, TWO, SHARED = servers("echo", (0, 2))[:4]
 ABSENT = PeerServer("absent", "no_such_module", (), ())
 ROW_BYTES = 1792
 
 
 def options(**changes: object) -> PeerOptions:
-    given = {"models": ("echo",), "cases": ((1, 1),), "rounds": 1, "duration_s": 0.2}
-    return PeerOptions(**{**given, "warm_up_s": 0.0, **changes})
+    given = {
+        "models": ("echo",),
+        "cases": ((1, 1),),
+        "workers": (0,),
+        "rounds": 1,
+        "duration_s": 0.2,
+        "warm_up_s": 0.0,
+    }
+    return PeerOptions(**{**given, **changes})
 
 
 def row(server: str, requests_per_s: float, **changes: object) -> dict[str, str]:
@@ -46,13 +55,16 @@ def row(server: str, requests_per_s: float, **changes: object) -> dict[str, str]
 @pytest.mark.e2e
 def test_servers_are_measured_one_after_the_other(tmp_path: Path, monkeypatch, caplog) -> None:
     broken = PeerServer("broken", "sys", (), ("-c", "raise SystemExit('no luck')"))
-    monkeypatch.setattr(compare, "servers", lambda model: [ECHO, OURS, SHARED, ABSENT, broken])
+    chosen = [ECHO, OURS, TWO, SHARED, ABSENT, broken]
+    monkeypatch.setattr(compare, "servers", lambda model, workers: chosen)
     steps: list[str] = []
-    lines = run_peer_bench(options(rounds=2), tmp_path, "a test", steps.append)
+    given = options(rounds=2, commit="abc")
+    lines = run_peer_bench(given, tmp_path, "a test", steps.append)
     with (tmp_path / "cpu-service.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    assert [(one["server"], one["transport"]) for one in found] == [
-        ("echo", "http"), ("tilemlp", "http"), ("tilemlp", "shm"),
+    assert [(one["server"], one["transport"], one["workers"]) for one in found] == [
+        ("echo", "http", "0"), ("tilemlp", "http", "0"), ("tilemlp", "http", "2"),
+        ("tilemlp", "shm", "0"),
     ]  # fmt: skip
     for one in found:
         assert (one["model"], one["rows"], one["clients"], one["errors"]) == ("echo", "1", "1", "0")
@@ -62,36 +74,40 @@ def test_servers_are_measured_one_after_the_other(tmp_path: Path, monkeypatch, c
         assert 0 < float(one["p50_us"]) <= float(one["p99_us"])
         assert float(one["cpu_ms_per_request"]) > 0
     about = json.loads((tmp_path / "cpu-service.json").read_text())["peers"]
-    assert (about["command"], about["rounds"]) == ("a test", 2)
+    assert (about["command"], about["rounds"], about["commit"]) == ("a test", 2, "abc")
+    assert 0 < about["clients_busy"] < 1.5
     absent, failed = about["left_out"]
     assert "absent: must be installed" in absent
     assert "pip install 'tilemlp[bench-peers]'" in absent
-    assert failed == "echo: broken: must start within 180 s, did not"
+    assert failed == "echo: broken (http, 1 workers): must start within 90 s, did not"
     assert "no luck" in caplog.text
-    assert len(lines) == 3 + 2 + 1
+    assert len(lines) == 4 + 2 + 1
     assert (tmp_path / "cpu-service.png").read_bytes().startswith(b"\x89PNG")
     shown = table.peer_tables(tmp_path)
-    assert shown.count("| tilemlp") == 2
+    assert shown.count("| tilemlp") == 3
+    assert "| tilemlp | 2 |" in shown
     assert "Left out: absent" in shown
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("server", [LITSERVE, BENTOML, RAY_SERVE], ids=lambda one: one.name)
-def test_a_peer_answers_rightly(server: PeerServer, monkeypatch) -> None:
+def test_a_peer_answers_rightly(server: PeerServer, workers: int, monkeypatch) -> None:
     if not server.is_installed:
         pytest.skip(f"{server.name} is not installed; pip install 'tilemlp[bench-peers]'")
-    monkeypatch.setattr(compare, "servers", lambda model: [server])
-    rows, left_out = compare.compare(options(cases=((5, 4),)), lambda step: None)
+    chosen = [replace(server, workers=workers)]
+    monkeypatch.setattr(compare, "servers", lambda model, workers: chosen)
+    (one,), left_out = compare.compare(options(cases=((5, 4),)), lambda step: None)
     assert left_out == []
-    assert [one["errors"] for one in rows] == [0]
-    assert rows[0]["requests_per_s"] > 0
+    assert one.found.errors == 0
+    assert one.found.requests_per_s > 0
 
 
 def test_a_server_that_ends_at_once_shows_its_log() -> None:
     process = PeerProcess(PeerServer("x", "sys", (), ("-c", "raise SystemExit('no luck')")), "echo")
     try:
-        with pytest.raises(StartError, match=r"x: must start within 180 s, did not:\nno luck"):
+        with pytest.raises(StartError, match=r"^must start within 90 s, did not:\nno luck"):
             process.wait_ready(ROW_BYTES)
     finally:
         process.stop()
@@ -129,6 +145,49 @@ def test_how_busy_the_gpu_was_is_known_where_the_server_says_so(server, busy_s) 
         process.stop()
 
 
+def test_no_server_is_started_after_the_budget(monkeypatch) -> None:
+    asked = []
+
+    def measure(server, model, cases, options, progress):
+        asked.append(server.name)
+        time.sleep(0.02)
+        return []
+
+    monkeypatch.setattr(compare, "measure_server", measure)
+    monkeypatch.setattr(compare, "servers", lambda model, workers: [ECHO, OURS])
+    _, left_out = compare.compare(options(budget_s=0.01), lambda step: None)
+    assert asked == ["echo"]
+    assert left_out == ["tilemlp (http, 0 workers): must begin within 0.01 s, would not have"]
+
+
+def test_what_was_measured_before_a_server_failed_is_kept(monkeypatch) -> None:
+    def measure(server, model, cases, options, progress):
+        yield "first"
+        raise StartError("load process 0 ended before it was done")
+
+    monkeypatch.setattr(compare, "measure_server", measure)
+    monkeypatch.setattr(compare, "servers", lambda model, workers: [OURS])
+    assert compare.compare(options(), lambda step: None) == (
+        ["first"],
+        ["echo: tilemlp (http, 0 workers): load process 0 ended before it was done"],
+    )
+
+
+def test_a_peer_splits_what_is_more_than_the_engine_takes(monkeypatch) -> None:
+    monkeypatch.setenv("TILEMLP_BENCH_MODEL", "echo")
+    batches = []
+    run = StubEngine.run
+
+    def note(engine, batch):
+        batches.append([segment.tokens for segment in batch.segments])
+        return run(engine, batch)
+
+    monkeypatch.setattr(StubEngine, "run", note)
+    bodies = [os.urandom(rows * ROW_BYTES) for rows in (8000, 192, 1, 8192, 5)]
+    assert Mlp().run(bodies) == bodies
+    assert batches == [[8000, 192], [1], [8192], [5]]
+
+
 def test_every_peer_serves_the_same_mlp(monkeypatch) -> None:
     monkeypatch.setenv("TILEMLP_BENCH_MODEL", "echo")
     mlp = Mlp()
@@ -141,10 +200,23 @@ def test_every_peer_serves_the_same_mlp(monkeypatch) -> None:
 
 
 def test_presets_are_computed_and_have_no_bare_echo() -> None:
-    assert [one.name for one in servers("qwen2.5-0.5b")] == [
-        "tilemlp", "tilemlp", "litserve", "bentoml", "rayserve",
+    found = servers("qwen2.5-0.5b", (0, 3))
+    assert [(one.name, one.workers) for one in found if one.workers < 4] == [
+        ("tilemlp", 0), ("tilemlp", 3), ("tilemlp", 0),
+        ("litserve", 1), ("bentoml", 1), ("rayserve", 1),
     ]  # fmt: skip
-    assert "qwen2.5-0.5b" in servers("qwen2.5-0.5b")[0].arguments
+    assert [one.name for one in found if one.transport is Transport.SHM] == ["tilemlp"]
+    assert "qwen2.5-0.5b" in found[0].arguments
+
+
+def test_other_servers_get_more_processes_where_there_are_cores(monkeypatch) -> None:
+    for counts, expected in (([0, 1, 2], [1]), ([0, 1, 2, 4], [1, 4])):
+        monkeypatch.setattr(
+            "service.bench.peers.servers.worker_counts", lambda counts=counts: counts
+        )
+        for name in ("litserve", "bentoml", "rayserve"):
+            found = servers("echo", (0,))
+            assert [one.workers for one in found if one.name == name] == expected
 
 
 def test_cases_and_models() -> None:
@@ -153,7 +225,11 @@ def test_cases_and_models() -> None:
         with pytest.raises(ConfigError, match="cases: must be like"):
             parse_cases(text)
     with pytest.raises(ConfigError, match=r"models: must be of echo, qwen2\.5-0\.5b"):
-        PeerOptions(models=("gpt",))
+        options(models=("gpt",))
+    assert parse_workers("0,4,0") == (0, 4)
+    for text in ("", "-1", "a", "1,", "100"):
+        with pytest.raises(ConfigError, match="workers: must be like"):
+            parse_workers(text)
 
 
 def test_without_a_gpu_presets_are_measured_with_few_rows_only(monkeypatch) -> None:
@@ -163,8 +239,8 @@ def test_without_a_gpu_presets_are_measured_with_few_rows_only(monkeypatch) -> N
         asked.append((model, cases))
         return []
 
-    monkeypatch.setattr(compare, "_measure_server", measure)
-    monkeypatch.setattr(compare, "servers", lambda model: [ECHO])
+    monkeypatch.setattr(compare, "measure_server", measure)
+    monkeypatch.setattr(compare, "servers", lambda model, workers: [ECHO])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     both = options(models=("echo", "qwen2.5-0.5b"), cases=((64, 1), (65, 1)))
     _, (sentence,) = compare.compare(both, lambda step: None)
@@ -173,7 +249,7 @@ def test_without_a_gpu_presets_are_measured_with_few_rows_only(monkeypatch) -> N
 
 
 def test_nothing_measured_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(compare, "servers", lambda model: [ABSENT])
+    monkeypatch.setattr(compare, "servers", lambda model, workers: [ABSENT])
     with pytest.raises(ConfigError, match="none was: absent: must be installed"):
         run_peer_bench(options(), tmp_path, "a test", lambda step: None)
     assert list(tmp_path.iterdir()) == []
@@ -210,3 +286,20 @@ def test_ours_is_compared_with_the_best_other_of_the_same_case() -> None:
     assert sorted(bar.get_height() for bar in bars) == [20, 50, 100, 400, 700, 700, 900]
     with pytest.raises(ConfigError, match="must have been measured"):
         draw_peers([])
+
+
+def test_the_picture_shows_the_best_workers_and_the_scaling() -> None:
+    rates = {0: 10, 1: 8, 4: 30}
+    rows = [row("tilemlp", rate, workers=workers) for workers, rate in rates.items()]
+    rows += [row("litserve", 5, workers=1), row("litserve", 7, workers=4)]
+    bars, lines = draw_peers(rows).axes
+    assert [bar.get_height() for bar in bars.patches] == [30, 7]
+    (line,) = lines.get_lines()
+    assert list(line.get_ydata()) == [10, 8, 30]
+    assert [label.get_text() for label in lines.get_xticklabels()] == ["0", "1", "4"]
+
+
+def test_cases_stand_together_in_the_table() -> None:
+    rows = [row(name, 1, clients=clients) for name in ("tilemlp", "bentoml") for clients in (9, 1)]
+    found = [(one["clients"], one["server"]) for one in table.by_case(rows)]
+    assert found == [("9", "tilemlp"), ("9", "bentoml"), ("1", "tilemlp"), ("1", "bentoml")]

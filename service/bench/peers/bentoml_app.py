@@ -1,5 +1,7 @@
 """BentoML: `python -m bentoml serve service.bench.peers.bentoml_app:PeerService`."""
 
+import os
+
 import bentoml
 import numpy as np
 from _bentoml_sdk.io_models import IODescriptor  # where the documentation's own types come from
@@ -7,7 +9,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.bench.peers.mlp import MAX_BATCH_TOKENS, Mlp, answer_headers
+from service.bench.peers.mlp import MAX_BATCH_TOKENS, WORKERS, Mlp, answer_headers
 from service.bench.stub import HIDDEN_SIZE
 
 
@@ -33,9 +35,13 @@ class Rows(IODescriptor):  # type: ignore[misc] # bentoml is no dependency
         )
 
 
-@bentoml.service(workers=1, traffic={"timeout": 120}, logging={"access": {"enabled": False}})
+@bentoml.service(
+    workers=int(os.environ[WORKERS]),
+    traffic={"timeout": 120},
+    logging={"access": {"enabled": False}},
+)
 class PeerService:
-    """One MLP."""
+    """One MLP in each worker."""
 
     def __init__(self) -> None:
         self.mlp = Mlp()

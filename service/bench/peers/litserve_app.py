@@ -1,12 +1,13 @@
 """LitServe: `python -m service.bench.peers.litserve_app PORT`."""
 
+import os
 import sys
 from typing import Annotated
 
 import litserve
 from fastapi import Depends, Request, Response
 
-from service.bench.peers.mlp import Mlp, answer_headers
+from service.bench.peers.mlp import WORKERS, Mlp, answer_headers
 
 # 64 requests of 64 rows are half of what our own service batches at most; the window is the
 # documentation's example.
@@ -59,7 +60,7 @@ if __name__ == "__main__":
     server.run(
         host="127.0.0.1",
         port=int(sys.argv[1]),
-        num_api_servers=1,
+        num_api_servers=int(os.environ[WORKERS]),
         log_level="warning",
         access_log=False,
         generate_client_file=False,

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.bench.peers.mlp import ECHO
+from service.bench.service import has_many_cores, worker_counts
 from service.engine.presets import PRESETS
 from service.errors import ConfigError
 
-# Rows of a request and clients, from the least work to the most bytes.
-CASES = ((1, 1), (64, 32), (2048, 16))
+# Rows of a request and clients, from the least work to the most bytes: of Qwen2.5-0.5B, 2340 rows
+# are 4 MiB.
+_CASES = ((1, 1), (64, 32), (2340, 16))
+_CASES_OF_MANY_CORES = ((1, 1), (1, 256), (64, 32), (2340, 16), (2340, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +24,25 @@ class PeerOptions:
     Attributes:
         models: `echo`, which computes nothing, or presets.
         cases: Rows and clients; every model and server is measured in each.
+        workers: Of our service, which is measured with each of these counts.
         rounds: Measurements of each, whose medians count.
         duration_s: Of one of them.
         warm_up_s: Under load, before each.
+        budget_s: Seconds after which no further server is started.
+        commit: Where there is no checkout to ask.
 
     Raises:
         ConfigError: a model is none.
     """
 
     models: Sequence[str]
-    cases: Sequence[tuple[int, int]] = CASES
+    cases: Sequence[tuple[int, int]]
+    workers: Sequence[int]
     rounds: int = 3
-    duration_s: float = 3.0
-    warm_up_s: float = 1.0
+    duration_s: float = 1.0
+    warm_up_s: float = 0.5
+    budget_s: float = float("inf")
+    commit: str | None = None
 
     def __post_init__(self) -> None:
         for model in self.models:
@@ -43,12 +52,14 @@ class PeerOptions:
                 )
 
 
-def parse_cases(text: str) -> tuple[tuple[int, int], ...]:
-    """Rows and clients of a text such as `1x1,64x32`.
+def parse_cases(text: str | None) -> tuple[tuple[int, int], ...]:
+    """Rows and clients of a text such as `1x1,64x32`; by default what this machine's cores allow.
 
     Raises:
         ConfigError: it is not of that form.
     """
+    if text is None:
+        return _CASES_OF_MANY_CORES if has_many_cores() else _CASES
     cases = []
     for part in text.split(","):
         found = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,4})", part.strip())
@@ -56,3 +67,16 @@ def parse_cases(text: str) -> tuple[tuple[int, int], ...]:
             raise ConfigError(f"cases: must be like 1x1,64x32 (rows x clients), is {text!r}")
         cases.append((int(found[1]), int(found[2])))
     return tuple(cases)
+
+
+def parse_workers(text: str | None) -> tuple[int, ...]:
+    """Counts of a text such as `0,4`; by default those that this machine's cores allow.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    if text is None:
+        return tuple(worker_counts())
+    if re.fullmatch(r"[0-9]{1,2}(,[0-9]{1,2})*", text) is None:
+        raise ConfigError(f"workers: must be like 0,4 (processes, with commas), is {text!r}")
+    return tuple(dict.fromkeys(map(int, text.split(","))))

@@ -15,12 +15,14 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.bench.peers.mlp import VARIABLE
+import torch
+
+from service.bench.peers.mlp import DEVICE, MODEL, WORKERS
 from service.bench.peers.servers import PeerServer
 from service.errors import StartError
 
 # Ray takes half a minute on two busy cores.
-_START_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
 # In the environment of whatever the server starts, also of what leaves its process group.
 _MARK = "TILEMLP_BENCH_RUN"
@@ -42,12 +44,19 @@ class PeerProcess:
             server: Which.
             model: `echo` or a preset.
         """
-        self._name = server.name
         self._mark = uuid.uuid4().hex
         self.port = _free_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         arguments = [argument.format(port=self.port) for argument in server.arguments]
-        environment = {**os.environ, **server.environment, VARIABLE: model, _MARK: self._mark}
+        environment = {
+            **os.environ,
+            **server.environment,
+            MODEL: model,
+            # Not `auto`, by which a server that is kept from the GPU would compute without.
+            DEVICE: "cuda" if torch.cuda.is_available() else "cpu",
+            WORKERS: str(server.workers),
+            _MARK: self._mark,
+        }
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             env=environment,
@@ -69,9 +78,7 @@ class PeerProcess:
             time.sleep(0.2)
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")[-2000:]
-        raise StartError(
-            f"{self._name}: must start within {_START_TIMEOUT_S:g} s, did not:\n{text}"
-        )
+        raise StartError(f"must start within {_START_TIMEOUT_S:g} s, did not:\n{text}")
 
     def cpu_s(self) -> float:
         """CPU time of all its processes that are alive."""

@@ -9,7 +9,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.bench.peers.mlp import Mlp, answer_headers
+from service.bench.peers.mlp import WORKERS, Mlp, answer_headers
 
 MAX_BATCH_REQUESTS = 64
 BATCH_WINDOW_S = 0.002
@@ -44,9 +44,12 @@ if __name__ == "__main__":
     cores = os.cpu_count() or 1
     ray.init(include_dashboard=False, log_to_driver=False, num_cpus=2 * cores)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+    replicas = int(os.environ[WORKERS])
     # A replica gets as many threads of OpenMP as it reserves cores, by default one.
     deployment = serve.deployment(
-        max_ongoing_requests=ONGOING_REQUESTS, ray_actor_options={"num_cpus": cores}
+        num_replicas=replicas,
+        max_ongoing_requests=ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": max(1, cores // replicas)},
     )(MlpReplica)
     serve.run(deployment.bind(), route_prefix="/mlp")
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.bench.peers.mlp import ECHO
+from service.bench.service import worker_counts
 from service.load.options import Transport
 
 
@@ -21,6 +22,8 @@ class PeerServer:
         arguments: For the interpreter; `{port}` is replaced.
         environment: Set besides.
         transport: How the client sends tensors.
+        workers: Processes that serve HTTP: of our service besides the engine's, of LitServe its
+            API servers, and of BentoML and Ray Serve its workers and replicas, which compute too.
     """
 
     name: str
@@ -29,6 +32,12 @@ class PeerServer:
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     transport: Transport = Transport.HTTP
+    workers: int = 1
+
+    @property
+    def label(self) -> str:
+        """Name, transport and workers, for people."""
+        return f"{self.name} ({self.transport.value}, {self.workers} workers)"
 
     @property
     def is_installed(self) -> bool:
@@ -58,6 +67,8 @@ RAY_SERVE = PeerServer(
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Replicas that reserve no GPU share the only one; older releases would hide it from them.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # On busy cores its proxy takes longer to start than the 5 s after which it is killed.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
@@ -65,21 +76,35 @@ RAY_SERVE = PeerServer(
 )
 
 
-def servers(model: str) -> Sequence[PeerServer]:
-    """All servers for a model: `echo`, which computes nothing, or a preset."""
+# Of every other server: as it comes, and with more processes, as far as there are cores for them.
+_PEER_WORKERS = (1, 4)
+
+
+def servers(model: str, workers: Sequence[int]) -> Sequence[PeerServer]:
+    """All servers for a model: `echo`, which computes nothing, or a preset.
+
+    Args:
+        model: Which.
+        workers: Counts with which our service is measured; shared memory is without.
+    """
     if model == ECHO:
         start: tuple[str, ...] = ("-m", "service.bench.stub", "tilemlp", "{port}")
-        bare = [PeerServer("echo", "uvicorn", (), ("-m", "service.bench.stub", "echo", "{port}"))]
+        echo = ("-m", "service.bench.stub", "echo", "{port}")
+        bare = [PeerServer("echo", "uvicorn", (), echo, workers=0)]
     else:
         start = ("-m", "service", "serve", "--port", "{port}", "--preset", model)
         bare = []
-    shared = {"MLP_CLIENT_SHARED_MEMORY": "1"}
-    ours = ("tilemlp", "uvicorn", ("fastapi", "uvicorn", "uvloop", "httptools"), start)
+    packages = ("fastapi", "uvicorn", "uvloop", "httptools")
+    ours = PeerServer("tilemlp", "uvicorn", packages, start, {"MLP_DRAIN_DELAY_S": "0"}, workers=0)
+    shared = {**ours.environment, "MLP_CLIENT_SHARED_MEMORY": "1"}
     return [
         *bare,
-        PeerServer(*ours),
-        PeerServer(*ours, shared, Transport.SHM),
-        LITSERVE,
-        BENTOML,
-        RAY_SERVE,
+        *(replace(ours, workers=count) for count in workers),
+        replace(ours, environment=shared, transport=Transport.SHM),
+        *(
+            replace(peer, workers=count)
+            for peer in (LITSERVE, BENTOML, RAY_SERVE)
+            for count in _PEER_WORKERS
+            if count <= max(worker_counts())
+        ),
     ]
