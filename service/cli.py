@@ -257,6 +257,9 @@ def bench_service(
     warm_up_s: Annotated[
         float, typer.Option(min=0, help="For --peers: under load, before each round.")
     ] = 0.5,
+    start_timeout_s: Annotated[
+        float, typer.Option(help="For --peers: longest time for a server to come up.")
+    ] = 180.0,
     budget_s: Annotated[
         float, typer.Option(help="For --peers: no further server is started after so many seconds.")
     ] = float("inf"),
@@ -284,6 +287,7 @@ def bench_service(
                 rounds=rounds,
                 duration_s=duration_s,
                 warm_up_s=warm_up_s,
+                start_timeout_s=start_timeout_s,
                 budget_s=budget_s,
                 commit=commit,
             )

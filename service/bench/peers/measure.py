@@ -94,7 +94,7 @@ def measure_server(
     progress(f"{what}: starting")
     process = PeerProcess(server, model)
     try:
-        process.wait_ready(hidden_size * _DTYPE.itemsize)
+        process.wait_ready(hidden_size * _DTYPE.itemsize, options.start_timeout_s)
         for rows, clients in cases:
             load = _load_options(server, process, rows, clients, options)
             payloads = make_payloads(load, name, hidden_size)

@@ -28,6 +28,7 @@ class PeerOptions:
         rounds: Measurements of each, whose medians count.
         duration_s: Of one of them.
         warm_up_s: Under load, before each.
+        start_timeout_s: Longest time for a server to answer; Ray takes a minute on two busy cores.
         budget_s: Seconds after which no further server is started.
         commit: Where there is no checkout to ask.
 
@@ -41,6 +42,7 @@ class PeerOptions:
     rounds: int = 3
     duration_s: float = 1.0
     warm_up_s: float = 0.5
+    start_timeout_s: float = 180.0
     budget_s: float = float("inf")
     commit: str | None = None
 

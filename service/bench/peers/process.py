@@ -21,8 +21,6 @@ from service.bench.peers.mlp import DEVICE, MODEL, WORKERS
 from service.bench.peers.servers import PeerServer
 from service.errors import StartError
 
-# Ray takes half a minute on two busy cores.
-_START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
 # In the environment of whatever the server starts, also of what leaves its process group.
 _MARK = "TILEMLP_BENCH_RUN"
@@ -65,20 +63,20 @@ class PeerProcess:
             start_new_session=True,
         )
 
-    def wait_ready(self, row_bytes: int) -> None:
+    def wait_ready(self, row_bytes: int, timeout_s: float) -> None:
         """Until it answers a row.
 
         Raises:
-            StartError: it ends before, or takes too long.
+            StartError: it ends before, or takes longer than `timeout_s`.
         """
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
             if _answers(self.port, row_bytes):
                 return
             time.sleep(0.2)
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")[-2000:]
-        raise StartError(f"must start within {_START_TIMEOUT_S:g} s, did not:\n{text}")
+        raise StartError(f"must start within {timeout_s:g} s, did not:\n{text}")
 
     def cpu_s(self) -> float:
         """CPU time of all its processes that are alive."""
