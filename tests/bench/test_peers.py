@@ -13,6 +13,7 @@ import pytest
 
 from service.bench.peers import compare, table
 from service.bench.peers.compare import run_peer_bench
+from service.bench.peers.measure import measure_server
 from service.bench.peers.mlp import Mlp, answer_headers
 from service.bench.peers.options import PeerOptions, parse_cases, parse_workers
 from service.bench.peers.plot import draw_peers
@@ -22,6 +23,7 @@ from service.bench.service_results import COLUMNS, ServiceResults
 from service.bench.stub import StubEngine
 from service.errors import ConfigError, StartError
 from service.load.options import Transport
+from service.load.tally import Tally
 
 ECHO, OURS, TWO, SHARED = servers("echo", (0, 2))[:4]
 ABSENT = PeerServer("absent", "no_such_module", (), ())
@@ -160,6 +162,22 @@ def test_no_server_is_started_after_the_budget(monkeypatch) -> None:
     assert left_out == ["tilemlp (http, 0 workers): must begin within 0.01 s, would not have"]
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize(("answered", "expected"), [(11, [1.0, 4.0, 4.0]), (12, [1.0, 1.0])])
+def test_a_server_that_answers_seldom_is_measured_longer(answered, expected, monkeypatch) -> None:
+    asked = []
+
+    def answer(plans):
+        asked.append(plans[0].options.duration_s)
+        return Tally(requests=answered, cpu_shares=(0.5,))
+
+    monkeypatch.setattr("service.bench.peers.measure.run_plans", answer)
+    given = options(cases=((1, 4),), rounds=2, duration_s=1.0)
+    (one,) = measure_server(ECHO, "echo", given.cases, given, lambda step: None)
+    assert asked == expected
+    assert one.found.requests_per_s == answered / expected[-1]
+
+
 def test_what_was_measured_before_a_server_failed_is_kept(monkeypatch) -> None:
     def measure(server, model, cases, options, progress):
         yield "first"
@@ -275,15 +293,18 @@ def test_ours_is_compared_with_the_best_other_of_the_same_case() -> None:
         row("tilemlp", 400, transport=Transport.SHM.value),
         row("litserve", 20),
         row("rayserve", 50),
+        row("tilemlp", 80, rows=7),
+        row("litserve", 0, rows=7),
         row("bentoml", 700, clients=32),
         row("bentoml", 700, model="other"),
     ]
     assert table.best_other(rows, rows[0]) is None
     assert table.best_other(rows, rows[1]) is table.best_other(rows, rows[2]) is rows[4]
+    assert table.best_other(rows, rows[5]) is None
     alone = [*rows[:2]]
     assert table.best_other(alone, alone[1]) is None
     bars = draw_peers(rows).axes[0].patches
-    assert sorted(bar.get_height() for bar in bars) == [20, 50, 100, 400, 700, 700, 900]
+    assert sorted(bar.get_height() for bar in bars) == [0, 20, 50, 80, 100, 400, 700, 700, 900]
     with pytest.raises(ConfigError, match="must have been measured"):
         draw_peers([])
 

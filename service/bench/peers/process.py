@@ -21,7 +21,7 @@ from service.bench.peers.mlp import DEVICE, MODEL, WORKERS
 from service.bench.peers.servers import PeerServer
 from service.errors import StartError
 
-_STOP_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
 # In the environment of whatever the server starts, also of what leaves its process group.
 _MARK = "TILEMLP_BENCH_RUN"
 _BUSY = re.compile(rb"^mlp_gpu_busy_seconds_total (\S+)$", re.MULTILINE)

@@ -103,8 +103,8 @@ def servers(model: str, workers: Sequence[int]) -> Sequence[PeerServer]:
         replace(ours, environment=shared, transport=Transport.SHM),
         *(
             replace(peer, workers=count)
-            for peer in (LITSERVE, BENTOML, RAY_SERVE)
             for count in _PEER_WORKERS
+            for peer in (LITSERVE, BENTOML, RAY_SERVE)
             if count <= max(worker_counts())
         ),
     ]

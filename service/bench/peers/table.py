@@ -37,7 +37,8 @@ def _peer_table(results: ServiceResults) -> str:
         f"{about.get('gpu', 'No GPU')}, {about['machine']}, Python {about['python']}, {versions}, "
         f"commit {about['commit']}, {about['date'][:10]}, `{about['command']}`; medians of "
         f"{about['rounds']} rounds of "
-        f"{about['duration_s']:g} s, one server at a time, every answer checked; GB/s both ways; "
+        f"{about['duration_s']:g} s (longer where a client got few answers in it), one server at a "
+        "time, answers checked; GB/s both ways; "
         "CPU of all processes of the server; workers are processes that serve HTTP, beside the "
         "engine's with tilemlp and LitServe, each with an engine with BentoML and Ray Serve; a "
         f"client process was busy {about['clients_busy']:.0%} of the time at most "
@@ -51,9 +52,10 @@ def _peer_table(results: ServiceResults) -> str:
 
 
 def by_case(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """The rows with those of one case together, in the order in which cases were measured."""
+    """The rows with those of one case together, therein those of one server, as first measured."""
     cases = list(dict.fromkeys(case_of(row) for row in rows))
-    return sorted(rows, key=lambda row: cases.index(case_of(row)))
+    names = list(dict.fromkeys(server_name(row) for row in rows))
+    return sorted(rows, key=lambda row: (cases.index(case_of(row)), names.index(server_name(row))))
 
 
 def case_of(row: Mapping[str, str]) -> tuple[str, ...]:
@@ -64,12 +66,19 @@ def case_of(row: Mapping[str, str]) -> tuple[str, ...]:
 def best_other(
     rows: Sequence[Mapping[str, str]], row: Mapping[str, str]
 ) -> Mapping[str, str] | None:
-    """The fastest other server in the same case; None for servers that are not ours."""
+    """The fastest other server in the same case; None for servers that are not ours.
+
+    None as well where no other gave a right answer.
+    """
     if row["server"] != OURS:
         return None
     case = case_of(row)
     others = [
-        other for other in rows if other["server"] not in (OURS, FLOOR) and case_of(other) == case
+        other
+        for other in rows
+        if other["server"] not in (OURS, FLOOR)
+        and case_of(other) == case
+        and requests_per_s(other) > 0
     ]
     return max(others, key=requests_per_s, default=None)
 
