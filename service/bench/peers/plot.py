@@ -49,10 +49,10 @@ def draw_peers(rows: Sequence[Mapping[str, str]]) -> Figure:
     cases = list(dict.fromkeys(case_of(row) for row in rows))
     scaling = [row for row in rows if server_name(row) == OURS]
     scales = len({row["workers"] for row in scaling}) > 1
-    width = 2.4 * len(cases) + 2.4
-    figure = Figure(figsize=(width + 4.4 * scales, 4.2), dpi=110, layout="constrained")
+    widths = (1.8 * len(cases) + 2.4, 6.0)[: 1 + scales]
+    figure = Figure(figsize=(sum(widths), 4.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 1 + scales, width_ratios=[width, 4.4][: 1 + scales], squeeze=False)
+    panels = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)
     _draw_cases(panels[0, 0], cases, rows)
     if scales:
         _draw_scaling(panels[0, 1], cases, scaling)
@@ -68,7 +68,7 @@ def _draw_cases(
             best[server_name(row)] = row
         _draw_case(axes, place, [best[name] for name in _COLORS if name in best])
     axes.set_yscale("log")
-    axes.set_ylabel("requests per second, with the best number of workers")
+    axes.set_ylabel("requests per second\nwith the best number of workers")
     labels = [f"{model}\n{count} rows × {clients}" for model, count, clients in cases]
     axes.set_xticks(range(len(cases)), labels)
     handles, names = axes.get_legend_handles_labels()
@@ -104,5 +104,5 @@ def _draw_scaling(
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])
     axes.set_xlabel(f"workers of {OURS}")
     axes.set_ylabel("requests per second")
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
