@@ -49,7 +49,7 @@ def draw_peers(rows: Sequence[Mapping[str, str]]) -> Figure:
     cases = list(dict.fromkeys(case_of(row) for row in rows))
     scaling = [row for row in rows if server_name(row) == OURS]
     scales = len({row["workers"] for row in scaling}) > 1
-    widths = (1.8 * len(cases) + 2.4, 6.0)[: 1 + scales]
+    widths = (2.3 * len(cases) + 2.4, 6.0)[: 1 + scales]
     figure = Figure(figsize=(sum(widths), 4.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)
@@ -87,7 +87,7 @@ def _draw_case(axes: Axes, place: int, rows: Sequence[Mapping[str, str]]) -> Non
         left = place - 0.4 + (index + 0.5) * width
         height = requests_per_s(row)
         axes.bar(left, height, 0.9 * width, color=_COLORS[name], label=name)
-        axes.annotate(f"{height:,.0f}", (left, height), ha="center", va="bottom", fontsize=7)
+        axes.annotate(f"{height:,.0f}", (left, height), ha="center", va="bottom", fontsize=6)
 
 
 def _draw_scaling(
