@@ -168,8 +168,10 @@ class Driver(ABC):
         else:
             tally.compared_in_part += 1
         if self.measure_ns <= sent.due_ns < self.end_ns:
-            histogram = tally.latency_ns.setdefault(sent.payload.rows, LogHistogram())
-            histogram.record(answer.at_ns - sent.due_ns)
+            rows = sent.payload.rows
+            if rows not in tally.latency_ns:  # setdefault would make 38 KB for every request
+                tally.latency_ns[rows] = LogHistogram()
+            tally.latency_ns[rows].record(answer.at_ns - sent.due_ns)
             if self.plan.rate_per_s is not None:
                 tally.wait_ns.record(sent.sent_ns - sent.due_ns)
         if self.measure_ns <= answer.at_ns < self.end_ns:
