@@ -44,7 +44,7 @@ RULES = {
     # The words that everybody shares: whoever moves requests must not need to load torch.
     "engine.base": Row(),
     "kernels": Row("errors", "torch"),
-    "engine": Row("kernels errors", "torch safetensors numpy"),
+    "engine": Row("kernels errors", "torch numpy"),
     "batching": Row("engine.base errors metrics"),
     "wire": Row("engine.base errors", "numpy"),
     "wire.window": Row(),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from service.engine.base import DType
 from service.engine.families import MlpConfig, read_mlp_config
+from service.engine.reading import Read, read_all
 from service.engine.shards import StoredTensor, read_stored_tensors
 from service.errors import CheckpointError
 
@@ -43,34 +44,32 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
 
     def fill(self, layer: int, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        """Copy a layer's weights into place, one stored tensor at a time.
-
-        Each tensor is mapped, copied and unmapped again: besides the destination, at most one
-        stored tensor occupies memory, and as page cache that the kernel can take back.
+        """Read a layer's weights to where they stay; nothing else holds more than a piece of them.
 
         Args:
             layer: One of `layers`.
-            gate_up: [2N, K], gate first, on any device.
-            down: [K, N].
+            gate_up: [2N, K] of `dtype`, contiguous, gate first, on any device.
+            down: [K, N], likewise.
 
         Raises:
-            CheckpointError: a file changed or broke since the checkpoint was opened.
+            CheckpointError: a file broke since the checkpoint was opened.
         """
         size = self.config.intermediate_size
         gate, up, whole = gate_up[:size], gate_up[size:], gate_up
         targets = (
             {"gate_up_proj": whole} if self.config.fused else {"gate_proj": gate, "up_proj": up}
         )
-        for part, target in {**targets, "down_proj": down}.items():
-            name = _tensor_name(self.prefix, layer, part)
-            file = self.tensors[name].file
-            try:
-                with safe_open(file, framework="pt", device="cpu") as stream:
-                    target.copy_(stream.get_tensor(name))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(
-                    f"model: tensor {name} of {file} must be readable, is not: {error}"
-                ) from error
+        stored = {
+            part: self.tensors[_tensor_name(self.prefix, layer, part)]
+            for part in (*targets, "down_proj")
+        }
+        targets["down_proj"] = down
+        try:
+            read_all([Read(one.file, one.offset, targets[part]) for part, one in stored.items()])
+        except OSError as error:
+            raise CheckpointError(
+                f"model: weights of layer {layer} must be readable, are not: {error}"
+            ) from error
 
 
 def open_checkpoint(path: Path, layers: tuple[int, ...] | None = None) -> Checkpoint:
@@ -143,6 +142,11 @@ def _validate_layer(
             raise CheckpointError(
                 f"model: shape of {name} must be {list(shape)} by config.json, "
                 f"is {list(tensor.shape)}"
+            )
+        nbytes = prod(shape) * _DTYPES[tensor.dtype].itemsize
+        if tensor.nbytes != nbytes:
+            raise CheckpointError(
+                f"model: {name} must have {nbytes} bytes by its shape, has {tensor.nbytes}"
             )
         dtypes.setdefault(tensor.dtype, name)
     if len(dtypes) > 1:

@@ -31,11 +31,15 @@ class StoredTensor:
 
     Attributes:
         dtype: The format's name of the element type, such as `BF16`.
+        offset: Of its first byte in the file.
+        nbytes: Its bytes there; what its shape takes is checked where the shape is.
     """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 def read_stored_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -102,10 +106,17 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if _LENGTH_BYTES + length + end > size:
         _refuse_truncated(file, _LENGTH_BYTES + length + end, size)
-    return {
-        name: StoredTensor(file, entry["dtype"], tuple(entry["shape"]))
-        for name, entry in header.items()
-    }
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = StoredTensor(
+            file,
+            entry["dtype"],
+            tuple(entry["shape"]),
+            offset=_LENGTH_BYTES + length + begin,
+            nbytes=end - begin,
+        )
+    return tensors
 
 
 def _refuse_truncated(file: Path, expected: int, size: int) -> None:
@@ -140,7 +151,6 @@ def _is_entry(entry: object) -> bool:
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
         return False
-    # How many bytes a shape takes is checked by safetensors when it opens the file.
     return offsets[0] <= offsets[1]
 
 
