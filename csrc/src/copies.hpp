@@ -12,6 +12,8 @@ void destroy_event(void* event);
 Error record_event(void* event, void* stream);
 // Returns at once for an event that was never recorded.
 Error wait_for_event(void* event);
+// Whether nobody would wait for it any more; so too where the device has failed.
+bool has_passed(void* event);
 Error stream_waits_for(void* stream, void* event);
 Error copy_to_device(void* device, void const* host, int64_t bytes, void* stream);
 Error copy_to_host(void* host, void const* device, int64_t bytes, void* stream);

@@ -89,8 +89,11 @@ class Library:
             declare(self.functions)
         except (OSError, AttributeError) as error:
             raise LibraryError(f"kernel library: {path} cannot be loaded: {error}") from None
-        # The arguments as bytes, which ctypes hands over as they are.
-        self.launch_packed = self.functions["swiglu_launch"]
+        # A launch takes 3 µs, and keeps the interpreter's lock for them: whoever got it meanwhile
+        # would keep it for longer, while a kernel ends and nothing is there to follow it. The
+        # arguments are bytes, which ctypes hands over as they are.
+        holding = ctypes.PyDLL(str(path.resolve()))
+        self.launch_packed = holding["swiglu_launch"]
         self.launch_packed.restype = ctypes.c_int
         self.launch_packed.argtypes = (
             ctypes.c_char_p,
@@ -107,7 +110,7 @@ class Library:
         self.configs = self._read_configs(
             self.functions.swiglu_config_count, self.functions.swiglu_get_config
         )
-        self.launch_down_packed = self.functions["swiglu_down_launch"]
+        self.launch_down_packed = holding["swiglu_down_launch"]
         self.launch_down_packed.restype = ctypes.c_int
         self.launch_down_packed.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
         self.down_configs = self._read_configs(

@@ -27,6 +27,8 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         (_POINTER, ctypes.c_int64, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)),
     ),
     "swiglu_staging_destroy": (None, (_POINTER,)),
+    "swiglu_take_turn": (None, ()),
+    "swiglu_give_turn": (None, ()),
     "swiglu_send": (
         ctypes.c_int,
         (_POINTER, ctypes.c_char_p, _COUNT, _POINTER, _POINTER, _POINTER, _POINTER),
@@ -35,6 +37,7 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         ctypes.c_int,
         (_POINTER, _POINTER, ctypes.c_char_p, _COUNT, *(_POINTER,) * 3, _SECONDS),
     ),
+    "swiglu_spin": (ctypes.c_int, (_POINTER, ctypes.c_double, ctypes.POINTER(ctypes.c_int32))),
     "swiglu_gather": (ctypes.c_int, (ctypes.c_char_p, _COUNT, _POINTER)),
     "swiglu_scatter": (ctypes.c_int, (_POINTER, ctypes.c_char_p, _COUNT, _POINTER, _SECONDS)),
 }
@@ -76,8 +79,30 @@ class Staging:
             self._destroy(handle)
 
 
+class Turn:
+    """A context in which nobody else enqueues: see swiglu_take_turn."""
+
+    __slots__ = ("_give", "_take")
+
+    def __init__(self, library: Library) -> None:
+        self._take = library.functions.swiglu_take_turn
+        self._give = library.functions.swiglu_give_turn
+
+    def __enter__(self) -> None:
+        """Wait for it without the interpreter's lock, which the other may need."""
+        self._take()
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next one."""
+        self._give()
+
+
 class Transfer:
-    """The functions of transfer.h in one library. Streams and events are CUDA's own handles."""
+    """The functions of transfer.h in one library. Streams and events are CUDA's own handles.
+
+    Attributes:
+        turn: To enqueue in by other means.
+    """
 
     def __init__(self, library: Library) -> None:
         """Bind.
@@ -97,6 +122,7 @@ class Transfer:
             function.restype = result
             function.argtypes = arguments
         self._functions = library.functions
+        self.turn = Turn(library)
 
     def staging(self, address: int, piece_bytes: int, count: int) -> Staging:
         """Pieces in page-locked memory of the caller's; see `Staging`."""
@@ -152,6 +178,14 @@ class Transfer:
         if status:
             self.library.check(status)
         return host_s.value
+
+    def spin(self, event: int, seconds: float) -> bool:
+        """Whether an event has passed within so many seconds from now, or the device has failed."""
+        passed = ctypes.c_int32()
+        status = self._functions.swiglu_spin(event, seconds, passed)
+        if status:
+            self.library.check(status)
+        return bool(passed.value)
 
     def gather(self, spans: bytes, target: int) -> None:
         """Copy the spans one behind the other to an address in host memory."""

@@ -21,6 +21,8 @@ int64_t copies = 0;
 char const* locked = nullptr;
 int64_t locked_bytes = 0;
 bool refuses = false;
+int64_t questions = 0;
+int64_t answers_yes_from = 0;
 
 void run_until(intptr_t event) {
   size_t last = 0;
@@ -59,6 +61,11 @@ Error wait_for_event(void* event) {
   run_until(reinterpret_cast<intptr_t>(event));
   return {};
 }
+bool has_passed(void* event) {
+  if (++questions < answers_yes_from) return false;
+  run_until(reinterpret_cast<intptr_t>(event));
+  return true;
+}
 Error stream_waits_for(void*, void* event) { return wait_for_event(event); }
 Error copy_to_device(void* device, void const* host, int64_t bytes, void*) {
   return enqueue(device, host, bytes);
@@ -88,6 +95,13 @@ SWIGLU_API int64_t swiglu_test_copies(void) {
   copies = 0;
   return made;
 }
+// The next so many questions whether an event has passed are answered with no.
+SWIGLU_API void swiglu_test_not_yet(int64_t count) {
+  questions = 0;
+  answers_yes_from = count + 1;
+}
+// Questions since then.
+SWIGLU_API int64_t swiglu_test_questions(void) { return questions; }
 SWIGLU_API int64_t swiglu_test_events(void) { return events; }
 SWIGLU_API void swiglu_test_wait(void* event) { run_until(reinterpret_cast<intptr_t>(event)); }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -210,6 +212,54 @@ def test_scatter_waits_for_its_event(device: Device) -> None:
     output = Memory(50)
     device.transfer.scatter(sent.address, spans_of([output]), ARRIVED)
     assert output.content == x.content
+
+
+@pytest.mark.parametrize("no_times", [0, 1, 5])
+def test_spinning_ends_when_the_event_has_passed(device: Device, no_times: int) -> None:
+    device.functions.swiglu_test_not_yet(ctypes.c_int64(no_times))
+    assert device.transfer.spin(AFTER, 60.0)
+    device.functions.swiglu_test_questions.restype = ctypes.c_int64
+    assert device.functions.swiglu_test_questions() == no_times + 1
+
+
+def test_spinning_ends_when_its_time_is_over(device: Device) -> None:
+    device.functions.swiglu_test_not_yet(ctypes.c_int64(1 << 40))
+    for seconds in (0.0, 0.02):
+        began = time.perf_counter()
+        assert not device.transfer.spin(AFTER, seconds)
+        assert seconds <= time.perf_counter() - began < seconds + 5
+
+
+def test_nobody_enqueues_in_anothers_turn(device: Device) -> None:
+    memory, done = Memory(50, 3), threading.Event()
+
+    def send() -> None:
+        device.send([memory])
+        done.set()
+
+    thread = threading.Thread(target=send)
+    with device.transfer.turn:
+        thread.start()
+        assert not done.wait(0.05)
+        assert device.copies() == 0
+    assert done.wait(20)
+    thread.join()
+    assert device.copies() == 1
+
+
+def test_turns_are_given_back_whatever_happens(device: Device) -> None:
+    device.functions.swiglu_test_refuse(1)
+    try:
+        for _ in range(2):
+            with pytest.raises(CudaError):
+                device.send([Memory(50)])
+            with pytest.raises(CudaError):
+                device.receive(Memory(50), [Memory(50)])
+        with pytest.raises(KeyError), device.transfer.turn:
+            raise KeyError
+    finally:
+        device.functions.swiglu_test_refuse(0)
+    device.send([Memory(50)])
 
 
 def test_a_refused_copy_is_an_error_with_cudas_words(device: Device) -> None:

@@ -41,6 +41,8 @@ Error wait_for_event(void* event) {
   return check("cudaEventSynchronize", cudaEventSynchronize(as_event(event)));
 }
 
+bool has_passed(void* event) { return cudaEventQuery(as_event(event)) != cudaErrorNotReady; }
+
 Error stream_waits_for(void* stream, void* event) {
   return check("cudaStreamWaitEvent", cudaStreamWaitEvent(as_stream(stream), as_event(event), 0));
 }

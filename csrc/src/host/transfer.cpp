@@ -3,11 +3,13 @@
 #include "swiglu/transfer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "copies.hpp"
@@ -32,6 +34,24 @@ namespace swiglu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+std::atomic_flag enqueuing = ATOMIC_FLAG_INIT;
+
+void take_turn() {
+  // Whoever enqueues is soon done, unless it lost its processor: then it gets ours.
+  for (int tries = 1; enqueuing.test_and_set(std::memory_order_acquire); ++tries) {
+    if (tries % 1024 == 0) std::this_thread::yield();
+  }
+}
+
+void give_turn() { enqueuing.clear(std::memory_order_release); }
+
+struct Turn {
+  Turn() { take_turn(); }
+  ~Turn() { give_turn(); }
+  Turn(Turn const&) = delete;
+  Turn& operator=(Turn const&) = delete;
+};
 
 double seconds_since(Clock::time_point then) {
   return std::chrono::duration<double>(Clock::now() - then).count();
@@ -111,14 +131,22 @@ void for_each_part(swiglu_span_t const* spans, Block const& block, Copy&& copy) 
   }
 }
 
+// Copies what goes direct, behind the event `begin`, and finds the rest; in one turn.
+Error send_direct(swiglu_span_t const* spans, int64_t count, std::byte* target, void* stream,
+                  void* begin, int64_t piece_bytes, std::vector<Block>* blocks) {
+  Turn const turn;
+  if (Error error = record_event(begin, stream)) return error;
+  return divide(spans, count, piece_bytes, blocks, [&](swiglu_span_t const& span, int64_t at) {
+    return copy_to_device(target + at, span.host, span.bytes, stream);
+  });
+}
+
 Error send(swiglu_staging_t& staging, swiglu_span_t const* spans, int64_t count, void* device,
-           void* stream) {
+           void* stream, void* begin, void* arrived) {
   auto* const target = static_cast<std::byte*>(device);
   std::vector<Block> blocks;
-  if (Error error = divide(spans, count, staging.piece_bytes, &blocks,
-                           [&](swiglu_span_t const& span, int64_t at) {
-                             return copy_to_device(target + at, span.host, span.bytes, stream);
-                           })) {
+  if (Error error =
+          send_direct(spans, count, target, stream, begin, staging.piece_bytes, &blocks)) {
     return error;
   }
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -127,26 +155,37 @@ Error send(swiglu_staging_t& staging, swiglu_span_t const* spans, int64_t count,
     for_each_part(spans, blocks[i], [&](std::byte const* host, int64_t at, size_t bytes) {
       std::memcpy(piece + at, host, bytes);
     });
+    Turn const turn;
     if (Error error = copy_to_device(target + blocks[i].at, piece, blocks[i].bytes, stream)) {
       return error;
     }
     if (Error error = record_event(staging.event(i), stream)) return error;
   }
-  return {};
+  Turn const turn;
+  return record_event(arrived, stream);
+}
+
+// Copies what goes direct, behind the event `after`, and finds the rest; in one turn.
+Error receive_direct(swiglu_span_t const* spans, int64_t count, std::byte const* source,
+                     void* stream, void* after, int64_t piece_bytes, std::vector<Block>* blocks) {
+  Turn const turn;
+  if (Error error = stream_waits_for(stream, after)) return error;
+  return divide(spans, count, piece_bytes, blocks, [&](swiglu_span_t const& span, int64_t at) {
+    return copy_to_host(span.host, source + at, span.bytes, stream);
+  });
 }
 
 Error receive(swiglu_staging_t& staging, void const* device, swiglu_span_t const* spans,
-              int64_t count, void* stream, void* end, double* host_s) {
+              int64_t count, void* stream, void* after, void* end, double* host_s) {
   auto const* const source = static_cast<std::byte const*>(device);
   std::vector<Block> blocks;
-  if (Error error = divide(spans, count, staging.piece_bytes, &blocks,
-                           [&](swiglu_span_t const& span, int64_t at) {
-                             return copy_to_host(span.host, source + at, span.bytes, stream);
-                           })) {
+  if (Error error =
+          receive_direct(spans, count, source, stream, after, staging.piece_bytes, &blocks)) {
     return error;
   }
   auto fetch = [&](size_t i) -> Error {
     Block const& block = blocks[i];
+    Turn const turn;
     if (Error error = copy_to_host(staging.piece(i), source + block.at, block.bytes, stream)) {
       return error;
     }
@@ -154,6 +193,7 @@ Error receive(swiglu_staging_t& staging, void const* device, swiglu_span_t const
     return i + 1 == blocks.size() ? record_event(end, stream) : Error{};
   };
   if (blocks.empty()) {
+    Turn const turn;
     if (Error error = record_event(end, stream)) return error;
   }
   size_t const ahead = staging.events.size();
@@ -224,14 +264,16 @@ swiglu_status_t swiglu_staging_create(void* pinned, int64_t piece_bytes, int32_t
 
 void swiglu_staging_destroy(swiglu_staging_t* staging) { delete staging; }
 
+void swiglu_take_turn(void) { swiglu::take_turn(); }
+
+void swiglu_give_turn(void) { swiglu::give_turn(); }
+
 swiglu_status_t swiglu_send(swiglu_staging_t* staging, swiglu_span_t const* spans, int64_t count,
                             void* device, void* stream, void* begin, void* arrived) {
   return swiglu::guarded([&]() -> swiglu::Error {
     if (staging == nullptr) return swiglu::null_argument("staging");
     if (swiglu::Error error = swiglu::check_spans(spans, count)) return error;
-    if (swiglu::Error error = swiglu::record_event(begin, stream)) return error;
-    if (swiglu::Error error = swiglu::send(*staging, spans, count, device, stream)) return error;
-    return swiglu::record_event(arrived, stream);
+    return swiglu::send(*staging, spans, count, device, stream, begin, arrived);
   });
 }
 
@@ -241,8 +283,20 @@ swiglu_status_t swiglu_receive(swiglu_staging_t* staging, void const* device,
   return swiglu::guarded([&]() -> swiglu::Error {
     if (staging == nullptr) return swiglu::null_argument("staging");
     if (swiglu::Error error = swiglu::check_spans(spans, count)) return error;
-    if (swiglu::Error error = swiglu::stream_waits_for(stream, after)) return error;
-    return swiglu::receive(*staging, device, spans, count, stream, end, host_s);
+    return swiglu::receive(*staging, device, spans, count, stream, after, end, host_s);
+  });
+}
+
+swiglu_status_t swiglu_spin(void* event, double seconds, int32_t* passed) {
+  return swiglu::guarded([&]() -> swiglu::Error {
+    if (passed == nullptr) return swiglu::null_argument("passed");
+    auto const began = swiglu::Clock::now();
+    bool over = swiglu::has_passed(event);
+    while (!over && swiglu::seconds_since(began) < seconds) {
+      over = swiglu::has_passed(event);
+    }
+    *passed = over ? 1 : 0;
+    return {};
   });
 }
 
