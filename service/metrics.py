@@ -137,7 +137,8 @@ class Metrics:
         }
         self._kernel_duration = HistogramFamily(
             "mlp_kernel_duration_seconds",
-            "Device time of one kernel launch.",
+            "Device time of one kernel launch; of two that overlap, to and from the end of the "
+            "first.",
             KERNEL_BUCKETS,
             kernel=kernels,
         )
@@ -162,7 +163,9 @@ class Metrics:
         )
         self._busy = CounterFamily(
             "mlp_gpu_busy_seconds",
-            "Seconds in which the device worked on batches; the mean of several devices.",
+            "Seconds in which kernels ran, between events around each: copies and gaps do not "
+            "count, but part of a launch does where the host is late with it, as with large "
+            "batches of kernels that take microseconds. The mean of several devices.",
         )
         self._shared_memory = CounterFamily(
             "mlp_shared_memory_moved_bytes",

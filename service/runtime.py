@@ -117,7 +117,7 @@ class Runtime:
     async def start(self) -> None:
         """Start the engine's threads and begin to warm up; returns before that is over."""
         self._gpu_sampler.start()
-        self._worker = EngineWorker(self.engine)
+        self._worker = EngineWorker(self.engine, lambda: self.admission.requests)
         self.batcher = Batcher(
             self._worker.start,
             model=self.model,

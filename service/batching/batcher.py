@@ -10,20 +10,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol, TypeAlias
 
 from service.batching.policy import Limits, Take, Wait, select_batch
 from service.batching.request import Answer, GroupKey, PendingRequest, State
-from service.engine.base import BatchReport, ModelSpec
+from service.engine.base import BatchReport, Launched, ModelSpec, Output
 from service.errors import Cancelled, DeadlineExceeded, EngineDead, EngineError, ServiceError
 from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-Outcome: TypeAlias = tuple[BatchReport, Sequence[memoryview]] | BaseException
+# A batch that was launched has its answers before anybody has read what it took.
+Outcome: TypeAlias = tuple[BatchReport | Launched, Sequence[memoryview]] | BaseException
 Done: TypeAlias = Callable[[Outcome], None]
 
 
@@ -147,9 +147,13 @@ class Batcher:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        with self._bugs_are_fatal():
+        try:
             while self._free and self._dead is None and self._start_one():
                 pass
+        except Exception as error:
+            # Which the loop would only log, and the requests would hang.
+            self.fail_all(error)
+            raise
 
     def _start_one(self) -> bool:
         """Start the batch that is due; False when there is none."""
@@ -160,6 +164,8 @@ class Batcher:
                 continue
             self._launch([request], "retry")
             return True
+        if not self._groups:
+            return False
         decision = self._decide()
         if isinstance(decision, Take):
             self._take(decision)
@@ -191,14 +197,18 @@ class Batcher:
         for member in late:
             self._expire(member)
         if not late:
-            for member in members:
-                self._remove(member)
+            if len(members) == len(self._groups[decision.key]):
+                del self._groups[decision.key]
+            else:
+                for member in members:
+                    self._remove(member)
             self._launch(members, decision.trigger)
 
     def _launch(self, members: list[PendingRequest], trigger: str) -> None:
         self._free -= 1
         now = self._clock()
         tokens = requests = 0
+        queued = []
         for member in members:
             tokens += member.tokens
             requests += member.requests
@@ -207,13 +217,16 @@ class Batcher:
                 member.state = State.RUNNING
                 member.started = now
                 member.lease.start()
-                self._metrics.stage("queue", now - member.arrival, member.requests)
+                queued.append(member)
             self._running[member] = None
-        self._metrics.batch_started(trigger, tokens, requests)
-        watchdog = None
+        watchdog: asyncio.TimerHandle | None = None
+        self._start(members, lambda outcome: self._ended(members, tokens, watchdog, outcome))
+        # The engine is at work meanwhile.
         if self._hang_timeout_s:
             watchdog = self._loop.call_later(self._hang_timeout_s, self._hung, tokens)
-        self._start(members, lambda outcome: self._ended(members, tokens, watchdog, outcome))
+        self._metrics.batch_started(trigger, tokens, requests)
+        for member in queued:
+            self._metrics.stage("queue", now - member.arrival, member.requests)
 
     def _hung(self, tokens: int) -> None:
         # Nothing can end a kernel but the end of its process.
@@ -232,7 +245,7 @@ class Batcher:
         if watchdog is not None:
             watchdog.cancel()
         self._free += 1
-        with self._bugs_are_fatal():
+        try:
             if isinstance(outcome, tuple):
                 self._succeeded(members, tokens, *outcome)
             else:
@@ -240,29 +253,50 @@ class Batcher:
             # Only now, so that a bug above finds whom it left without an answer.
             for member in members:
                 del self._running[member]
-        self._schedule_pump()
+        except Exception as error:
+            # Which the loop would only log, and the requests would hang.
+            self.fail_all(error)
+            raise
+        if self._groups or self._retries:
+            self._schedule_pump()
 
     def _succeeded(
         self,
         members: list[PendingRequest],
         tokens: int,
-        report: BatchReport,
+        ran: BatchReport | Launched,
         outputs: Sequence[memoryview],
     ) -> None:
-        self._metrics.batch_succeeded(
-            tokens=tokens,
-            flops=self._model.flops(members[0].key[1], tokens),
-            busy_s=report.busy_s,
-            kernels=report.kernels,
-            stages=report.stages,
-        )
+        output = members[0].key[1]
+        if isinstance(ran, BatchReport):
+            self._count(output, tokens, ran)
         now = self._clock()
         for member, data in zip(members, outputs, strict=True):
             queue_s = member.started - member.arrival
             self._finish(
                 member,
-                Answer(data, report.kernel, tokens, queue_s, now - member.started),
+                Answer(data, ran.kernel, tokens, queue_s, now - member.started),
             )
+        if isinstance(ran, Launched):
+            # Behind those who wake up for their answers, and before the loop sees a new request.
+            self._loop.call_soon(self._read_report, output, tokens, ran)
+
+    def _read_report(self, output: Output, tokens: int, launched: Launched) -> None:
+        try:
+            self._count(output, tokens, launched.report())
+        except Exception as error:
+            # Of a batch that went well: the device is lost, or this is a bug.
+            self.fail_all(error)
+            raise
+
+    def _count(self, output: Output, tokens: int, report: BatchReport) -> None:
+        self._metrics.batch_succeeded(
+            tokens=tokens,
+            flops=self._model.flops(output, tokens),
+            busy_s=report.busy_s,
+            kernels=report.kernels,
+            stages=report.stages,
+        )
 
     def _failed(self, members: list[PendingRequest], error: BaseException) -> None:
         if self._dead is not None:
@@ -310,12 +344,3 @@ class Batcher:
             request.future.set_result(result)
         else:
             request.future.set_exception(result)
-
-    @contextmanager
-    def _bugs_are_fatal(self) -> Iterator[None]:
-        """A callback that raises would only be logged by the loop, and its requests would hang."""
-        try:
-            yield
-        except Exception as error:
-            self.fail_all(error)
-            raise

@@ -68,7 +68,8 @@ def select_batch(
         ValueError: a request fits no batch; admission must not have let it in.
     """
     until: float | None = None
-    for key, group in sorted(groups.items(), key=_head_arrival):
+    oldest_first = sorted(groups.items(), key=_head_arrival) if len(groups) > 1 else groups.items()
+    for key, group in oldest_first:
         count, full = _fill(group, limits.max_batch_tokens)
         if full:
             return Take(key, count, "full")

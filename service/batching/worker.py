@@ -1,4 +1,4 @@
-"""The threads in which the engine runs, beside the event loop."""
+"""Where the engine runs: in threads beside the event loop, or on it where a batch is short."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeAlias, TypeVar
 
-from service.batching.batcher import Done
+from service.batching.batcher import Done, Outcome
+from service.batching.inline import PATIENCE_S, runs_inline
 from service.batching.request import PendingRequest
-from service.engine.base import Batch, BatchReport, Buffer, Engine, LendsHostMemory, Segment
+from service.engine.base import (
+    Batch,
+    BatchReport,
+    Buffer,
+    Engine,
+    Launched,
+    LaunchesBatches,
+    LendsHostMemory,
+    Segment,
+)
 from service.errors import EngineDead
 
 # Of several answers together.
 _BLOCK_BYTES = 4 << 20
 
+Outputs: TypeAlias = list[memoryview]
 _Job: TypeAlias = Callable[[], None]
 _Result = TypeVar("_Result")
 
@@ -26,10 +37,17 @@ class EngineWorker:
 
     Daemon threads and a queue of our own instead of an executor: an executor joins its threads at
     exit, so a kernel that hangs would keep a dead service from exiting.
+
+    Args:
+        engine: Need not be warm.
+        admitted: Requests that are admitted and not with the engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, admitted: Callable[[], int] = lambda: 0) -> None:
         self._engine = engine
+        self._admitted = admitted
+        self._launcher = engine if isinstance(engine, LaunchesBatches) else None
+        self._running = 0
         self._allocate: Callable[[int], Buffer] = (
             engine.allocate_host if isinstance(engine, LendsHostMemory) else bytearray
         )
@@ -44,11 +62,67 @@ class EngineWorker:
             thread.start()
 
     def start(self, members: Sequence[PendingRequest], done: Done) -> None:
-        """Compute a batch; `done` gets its outcome on the event loop's thread."""
+        """Compute a batch; `done` gets its outcome later, on the event loop's thread."""
+
+        def ended(outcome: Outcome) -> None:
+            self._running -= 1
+            done(outcome)
+
+        engine = self._launcher
+        inline = engine is not None and self._runs_inline(engine, members)
+        self._running += 1
+        if engine is not None and inline:
+            self._run_inline(engine, members, ended)
+        else:
+            self._run_in_thread(lambda: self._run(members), ended)
+
+    def _runs_inline(self, engine: LaunchesBatches, members: Sequence[PendingRequest]) -> bool:
+        expected_s = engine.expected_s(members[0].key[1], sum(one.tokens for one in members))
+        return runs_inline(self._running, self._admitted(), expected_s)
+
+    def _run_inline(
+        self, engine: LaunchesBatches, members: Sequence[PendingRequest], ended: Done
+    ) -> None:
+        """Launch the batch here; whatever else the loop has to do is done while it runs."""
+
+        def launch() -> tuple[Launched | None, Outputs]:
+            batch, outputs = self._form(members)
+            return engine.launch(batch), outputs
+
+        begun = self._attempt(launch)
+        if isinstance(begun, BaseException):
+            self._loop.call_soon(ended, begun)
+            return
+        launched, outputs = begun
+        if launched is None:
+            self._run_in_thread(lambda: self._run(members), ended)
+        else:
+            self._loop.call_soon(self._collect, launched, outputs, ended)
+
+    def _collect(self, launched: Launched, outputs: Outputs, ended: Done) -> None:
+        """Wait for a launched batch if it is over soon; a thread goes on where it is not."""
+
+        def finish() -> tuple[Launched, Outputs]:
+            launched.finish()
+            return launched, outputs
+
+        def finish_and_report() -> tuple[BatchReport, Outputs]:
+            launched.finish()
+            return launched.report(), outputs
+
+        if launched.spin(PATIENCE_S):
+            ended(self._attempt(finish))
+        else:
+            self._run_in_thread(finish_and_report, ended)
+
+    def _run_in_thread(
+        self, function: Callable[[], _Result], ended: Callable[[_Result | BaseException], None]
+    ) -> None:
+        """Have it called by one of the threads, and `ended` on the event loop's."""
 
         def job() -> None:
-            outcome = self._attempt(lambda: self._run(members))
-            self._report(lambda: done(outcome))
+            outcome = self._attempt(function)
+            self._report(lambda: ended(outcome))
 
         self._jobs.put(job)
 
@@ -56,16 +130,16 @@ class EngineWorker:
         """Run a function of the engine on one of its threads, between that thread's batches."""
         future: asyncio.Future[None] = self._loop.create_future()
 
-        def job() -> None:
-            outcome = self._attempt(function)
-            error = outcome if isinstance(outcome, BaseException) else None
-            self._report(lambda: _resolve(future, error))
+        def ended(outcome: object) -> None:
+            _resolve(future, outcome if isinstance(outcome, BaseException) else None)
 
-        self._jobs.put(job)
+        self._run_in_thread(function, ended)
         return future
 
     async def stop(self) -> None:
         """Let the threads finish what was started, then close the engine."""
+        # A batch that was launched is collected in this turn of the loop, or handed to a thread.
+        await asyncio.sleep(0)
         together = threading.Barrier(len(self._threads))
         # A thread that waits takes no second job: when all have met, no batch runs any more.
         await asyncio.gather(*(self.call(together.wait) for _ in self._threads))
@@ -95,8 +169,13 @@ class EngineWorker:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
-    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, list[memoryview]]:
-        # Here, so that page faults are paid by this thread and not by the event loop.
+    def _run(self, members: Sequence[PendingRequest]) -> tuple[BatchReport, Outputs]:
+        # Outputs are allocated here, so that their page faults are paid by this thread.
+        batch, outputs = self._form(members)
+        return self._engine.run(batch), outputs
+
+    def _form(self, members: Sequence[PendingRequest]) -> tuple[Batch, Outputs]:
+        """The batch, with memory for its answers."""
         sizes = [member.output_nbytes for member in members if member.output_data is None]
         fresh = iter(allocate_outputs(sizes, self._allocate))
         outputs = [
@@ -113,7 +192,7 @@ class EngineWorker:
             )
             for member, data in zip(members, outputs, strict=True)
         ]
-        return self._engine.run(Batch(layer, output, segments)), outputs
+        return Batch(layer, output, segments), outputs
 
 
 def allocate_outputs(sizes: Sequence[int], allocate: Callable[[int], Buffer]) -> list[memoryview]:
@@ -126,6 +205,8 @@ def allocate_outputs(sizes: Sequence[int], allocate: Callable[[int], Buffer]) ->
         sizes: Of the answers, in bytes.
         allocate: Makes a block that is freed when nothing refers to it.
     """
+    if len(sizes) == 1:
+        return [memoryview(allocate(sizes[0]))]
     outputs: list[memoryview] = []
     first = 0
     while first < len(sizes):

@@ -33,8 +33,8 @@ def engine_bench_table(results: Path) -> str:
     return (
         f"{markdown_table(header, rows)}\n\nBatches of requests × rows, a layer, activations "
         f"both ways; `of the bus` is of the {about['bus_bytes_per_s'] / 1e9:.0f} GB/s each way "
-        f"that page-locked copies reach both ways at once. Busy is from a batch's first launch to "
-        f"its last kernel's end, so for batches of microseconds the launches count too. "
+        f"that page-locked copies reach both ways at once. Busy is between events around "
+        f"each kernel: for kernels of microseconds a part of their launches counts too. "
         f"{_where(about)}"
     )
 

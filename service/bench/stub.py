@@ -14,15 +14,20 @@ import uvicorn
 
 from service.bench.floor import serve_floor
 from service.config import load_settings
-from service.engine.base import Batch, BatchReport, DType, ModelSpec
+from service.engine.base import Batch, BatchReport, DType, Launched, ModelSpec, Output
+from service.engine.buckets import GRAPH_BYTES
 from service.log import configure_logging
 from service.server import serve
 
 HIDDEN_SIZE = 896
+_REPORT = BatchReport("stub", (("stub", 0.0),), {"h2d": 0.0, "compute": 0.0, "d2h": 0.0})
 
 
 class StubEngine:
-    """Answers every request with its own rows, so that only the service is measured."""
+    """Answers every request with its own rows, so that only the service is measured.
+
+    Takes batches in the same ways as the GPU engine.
+    """
 
     backend = "stub"
     device = "none"
@@ -36,9 +41,21 @@ class StubEngine:
 
     def run(self, batch: Batch) -> BatchReport:
         """Copy."""
+        self._copy(batch)
+        return _REPORT
+
+    def expected_s(self, output: Output, tokens: int) -> float | None:
+        """Nothing, for batches for which the GPU engine has a graph."""
+        nbytes = tokens * self.model.width(output) * self.model.dtype.itemsize
+        return 0.0 if nbytes <= GRAPH_BYTES else None
+
+    def launch(self, batch: Batch) -> Launched:
+        """Over at once."""
+        return Launched("stub", lambda _: True, lambda: self._copy(batch), lambda: _REPORT)
+
+    def _copy(self, batch: Batch) -> None:
         for segment in batch.segments:
             segment.output[:] = segment.input
-        return BatchReport("stub", (("stub", 0.0),), {"h2d": 0.0, "compute": 0.0, "d2h": 0.0})
 
     def self_test(self) -> None:
         """Nothing to test."""

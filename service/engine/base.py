@@ -5,7 +5,7 @@ Imports neither torch nor HTTP: whatever moves requests must not need to load th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -15,6 +15,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 class DType(Enum):
     """Element types on the wire and of resident weights, by their wire names."""
+
+    # By identity: Enum's own is a function in Python, and keys hold members on every request's way.
+    __hash__ = object.__hash__
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -28,6 +31,8 @@ class DType(Enum):
 
 class Output(Enum):
     """What a request wants: the whole MLP, or the gated intermediate before the down projection."""
+
+    __hash__ = object.__hash__
 
     MLP = "mlp"
     GATED = "gated"
@@ -115,13 +120,34 @@ class BatchReport:
             the names in `kernels`, such as its tile.
         kernels: Seconds of device time per kernel launched, in launch order.
         stages: Seconds per stage of the batch: `h2d`, `compute`, `d2h`.
-        busy_s: Seconds the device was busy with this batch.
+        busy_s: Seconds in which the device computed this batch and no other.
     """
 
     kernel: str
     kernels: tuple[tuple[str, float], ...]
     stages: Mapping[str, float] = field(default_factory=dict)
     busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch that is on the device, and that nobody waits for yet.
+
+    Any thread may call what it has, and all of it raises as `Engine.run`.
+
+    Attributes:
+        kernel: As in its report.
+        spin: Whether it is over within so many seconds from now; a thread that asks keeps a
+            processor busy, but not the interpreter.
+        finish: To be called once: waits, however long, and fills every segment's output.
+        report: To be called once behind `finish`, but not necessarily at once: reading the device's
+            timers takes a while. Until then the batch counts as one that is under way.
+    """
+
+    kernel: str
+    spin: Callable[[float], bool]
+    finish: Callable[[], None]
+    report: Callable[[], BatchReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +214,27 @@ class OnGpus(Protocol):
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs it uses; none on a CPU."""
+
+
+@runtime_checkable
+class LaunchesBatches(Protocol):
+    """What an engine may have besides; asked for with isinstance.
+
+    For batches so short that waking a thread for them takes longer than they do.
+    """
+
+    def expected_s(self, output: Output, tokens: int) -> float | None:
+        """Seconds such a batch is on the device; None where it cannot be launched without waiting.
+
+        Known once the engine is warm.
+        """
+
+    def launch(self, batch: Batch) -> Launched | None:
+        """Put a batch on the device, and wait for nothing there; None where that is not possible.
+
+        Any thread may call it, the event loop's too, beside others that are in `run`. Raises as
+        `run`.
+        """
 
 
 @runtime_checkable

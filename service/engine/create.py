@@ -15,6 +15,7 @@ from service.engine.base import Engine, ModelSpec
 from service.engine.choose import Plan, Setting
 from service.engine.cuda_device import CudaDevice
 from service.engine.dispatch import Mode
+from service.engine.down import Down
 from service.engine.fused import SLOTS, FusedEngine
 from service.engine.gate_up import GateUp
 from service.engine.gpus import gpu_slug
@@ -34,7 +35,9 @@ from service.kernels.dispatch_table import (
     table_of_card,
     table_path,
 )
+from service.kernels.down import DownLauncher
 from service.kernels.errors import LibraryError
+from service.kernels.gemm import Gemm
 from service.kernels.launcher import default_launcher
 from service.kernels.library import Library
 
@@ -127,6 +130,7 @@ def _serve_on(
     gpu = CudaDevice(plan.device, default_launcher().library)
     # Before the weights are read: what is wrong with the kernels is said at once.
     gate_up = bind_kernels(source.spec, wanted.dispatch, gpu)
+    down = Down(DownLauncher(default_launcher().library), Gemm())
     resident = load_timed(source, plan.device, progress)
     if wanted.autotune:
         gate_up = tune_kernels(
@@ -134,7 +138,7 @@ def _serve_on(
         )
     described = gate_up.describe(wanted.max_batch_tokens)
     logger.info("dispatch by %s: %s", wanted.dispatch, described)
-    return FusedEngine(resident, gpu, gate_up, threads=wanted.threads)
+    return FusedEngine(resident, gpu, gate_up, down, threads=wanted.threads)
 
 
 def load_timed(

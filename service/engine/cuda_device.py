@@ -16,6 +16,9 @@ class CudaDevice:
 
     One stream for all kernels, so that batches compute one after the other: side by side they
     would take turns in L2, and neither's time could be told.
+
+    Attributes:
+        turn: A context for calls that belong together: nobody else enqueues meanwhile.
     """
 
     def __init__(self, device: torch.device, library: Library) -> None:
@@ -30,12 +33,13 @@ class CudaDevice:
         """
         self.device = device
         self._transfer = Transfer(library)
+        self.turn = self._transfer.turn
         self.name = torch.cuda.get_device_name(device)
         properties = torch.cuda.get_device_properties(device)
         self.num_sms: int = properties.multi_processor_count
-        self.h2d, self.compute, self.d2h = (
+        self.h2d, self.compute, self.d2h, self._beside = (
             torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            for _ in range(3)
+            for _ in range(4)
         )
         # Graphs allocate nothing, and with a pool each would make torch keep thousands.
         self._pool = torch.cuda.graph_pool_handle()
@@ -125,6 +129,10 @@ class CudaDevice:
         """
         return self._transfer.scatter(source.data_ptr(), spans, after.cuda_event)
 
+    def spin(self, event: torch.cuda.Event, seconds: float) -> bool:
+        """Whether the event has passed, or the device failed, within so many seconds from now."""
+        return self._transfer.spin(event.cuda_event, seconds)
+
     def pin(self, memory: torch.Tensor) -> None:
         """Page-lock host memory that somebody else allocated, from any thread.
 
@@ -156,6 +164,19 @@ class CudaDevice:
             enable_timing=True, external=in_graph
         )
         return timer if in_graph else self._made(timer)
+
+    def record(self, event: torch.cuda.Event) -> None:
+        """Record an event behind all that was enqueued on `compute`."""
+        event.record(self.compute)
+
+    def record_beside(self, event: torch.cuda.Event) -> None:
+        """The same while a graph is captured, but nothing that follows waits for it but `join`."""
+        self._beside.wait_stream(self.compute)
+        event.record(self._beside)
+
+    def join(self) -> None:
+        """While a graph is captured: what follows on `compute` waits for what is beside it."""
+        self.compute.wait_stream(self._beside)
 
     def _made(self, event: torch.cuda.Event) -> torch.cuda.Event:
         """Recorded once, since torch makes an event only then, and before has no handle of it."""

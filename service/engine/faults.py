@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from service.errors import EngineDead, EngineError
 
 
-@contextmanager
-def device_faults(doing: str) -> Iterator[None]:
-    """Translate torch's errors into the service's.
+class DeviceFaults:
+    """Translates torch's errors, as a context manager, into the service's.
 
     After an illegal access or a launch failure every later call of the process fails too, so such
     an error is never retried. Running out of memory leaves the device usable.
 
-    Args:
-        doing: What was being done, for the message.
-
-    Raises:
-        EngineDead: the device can run nothing any more.
-        EngineError: the device ran out of memory.
+    What leaves the context is EngineDead where the device can run nothing any more, and EngineError
+    where it ran out of memory.
     """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise EngineError(f"{doing}: out of device memory") from error
-    except RuntimeError as error:
-        if is_fatal(error):
-            raise EngineDead(f"{doing}: {str(error).splitlines()[0]}") from error
-        raise
+
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        """Say what is being done, for the message."""
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Raise the translation of what was raised, if it has one."""
+        if isinstance(error, torch.OutOfMemoryError):
+            raise EngineError(f"{self._doing}: out of device memory") from error
+        if isinstance(error, RuntimeError) and is_fatal(error):
+            raise EngineDead(f"{self._doing}: {str(error).splitlines()[0]}") from error
 
 
 def is_fatal(error: RuntimeError) -> bool:

@@ -1,52 +1,64 @@
-"""The GPU engine: gate/up on the fused kernels, down by cuBLAS, the GPU never waiting.
+"""The GPU engine: gate/up on the fused kernels, the GPU never waiting.
 
 Several batches are in flight, each in a slot of its own: while one computes, the next is copied to
-the device and the last one back. Small batches are one CUDA graph each, copies included; larger
-ones go call by call on three streams. In the steady state nothing is allocated. Rows are computed
-in the resident dtype: gated is rounded to it once (twice by Kernel-1), the answer once more.
+the device and the last one back. Small batches are one CUDA graph each, copies included, and need
+no thread to wait for them; larger ones go call by call on three streams. In the steady state
+nothing is allocated. Rows are computed in the resident dtype: gated is rounded to it once (twice by
+Kernel-1), the answer once more.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
-from service.engine.base import Batch, BatchReport, Buffer, DType, Gpu, ModelSpec, Output, Segment
+from service.engine.base import (
+    Batch,
+    BatchReport,
+    Buffer,
+    DType,
+    Gpu,
+    Launched,
+    ModelSpec,
+    Output,
+    Segment,
+)
 from service.engine.buckets import GRAPH_BYTES, find_bucket, plan_buckets
 from service.engine.cuda_device import CudaDevice
 from service.engine.dispatch import KERNEL1, KERNEL2
-from service.engine.faults import device_faults
+from service.engine.faults import DeviceFaults
 from service.engine.gate_up import GateUp
 from service.engine.gpus import identify
 from service.engine.host_memory import HostMemory
 from service.engine.known_answers import KnownAnswers
+from service.engine.passage import DOWN, Passage
 from service.engine.peaks import peak_flops
-from service.engine.slot import Seconds, Slot
-from service.engine.spans import Spans, convert_outputs, input_spans, output_spans
-from service.engine.warm_up import capture, load_kernels, prepare_threads
+from service.engine.slot import Product, Slot
+from service.engine.spans import Spans
+from service.engine.warm_up import capture, load_kernels, measure_graphs, prepare_threads
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-DOWN = "down"
 # One batch comes in, one computes, one goes out.
 SLOTS = 3
 
 
 class FusedEngine:
-    """Implements `service.engine.base.Engine`, `OnGpus`, `LendsHostMemory`, `PinsHostMemory`."""
+    """Implements `service.engine.base.Engine` and all that an engine may have besides."""
 
     def __init__(
         self,
         model: ResidentModel,
         device: CudaDevice,
         gate_up: GateUp,
+        down: Product,
+        *,
         slots: int = SLOTS,
         threads: int = SLOTS,
     ) -> None:
@@ -56,23 +68,19 @@ class FusedEngine:
             model: Weights of bf16 or fp16 on `device`.
             device: A Hopper GPU.
             gate_up: The kernels, bound to the same model.
+            down: The other half.
             slots: Batches in flight at most.
             threads: That will call `run`; with several GPUs more than run batches here at a time.
         """
-        # Or cuBLAS may add up partial sums of down in the narrow type.
-        matmul = torch.backends.cuda.matmul
-        matmul.allow_bf16_reduced_precision_reduction = False
-        matmul.allow_fp16_reduced_precision_reduction = False
         self._resident = model
         self._device = device
-        self._gate_up = gate_up
         self._count = slots
         self._threads = max(slots, threads)
         self._slots: SimpleQueue[Slot] = SimpleQueue()
         self._memory = HostMemory(device)
-        self._buckets: Mapping[Output, tuple[int, ...]] = {}
-        # Keeps a batch's calls together on the kernels' stream, so that its timers are its own.
-        self._submitting = threading.Lock()
+        self._buckets: Mapping[Output, tuple[int, ...]] = dict.fromkeys(Output, ())
+        self._graph_s: Mapping[tuple[Output, int], float] = {}
+        self._passage = Passage(device, model, gate_up, down, self._memory)
         accuracy = 4 * torch.finfo(TORCH_DTYPES[model.spec.dtype]).eps
         self._known_answers = KnownAnswers(model.spec.hidden_size, self._run_row, accuracy)
 
@@ -140,7 +148,7 @@ class FusedEngine:
             EngineError: a layer's answer is not what FP64 gives, or memory does not suffice.
         """
         started = time.perf_counter()
-        with device_faults("warm-up"):
+        with DeviceFaults("warm-up"):
             self._device.enter()
             self._buckets = plan_buckets(self.model, max_batch_tokens, self._count)
             largest = max((max_batch_tokens, *(b[-1] for b in self._buckets.values() if b)))
@@ -148,12 +156,18 @@ class FusedEngine:
             weights = self._resident.layers[self.model.layers[0]]
             prepare_threads(self._device, slots, weights, self._threads)
             load_kernels(
-                self._device, slots[0], self._gate_up, weights, self._buckets, max_batch_tokens
+                self._device,
+                slots[0],
+                self._passage.products,
+                weights,
+                self._buckets,
+                max_batch_tokens,
             )
             graphs = sum(
-                capture(self._device, slot, self._gate_up, self._resident, self._buckets)
+                capture(self._device, slot, self._passage.products, self._resident, self._buckets)
                 for slot in slots
             )
+            self._graph_s = measure_graphs(self._device, slots[0], self.model.layers[0])
         for slot in slots:
             self._slots.put(slot)
         self._known_answers.record(self._resident)
@@ -167,18 +181,47 @@ class FusedEngine:
             EngineError: this batch failed.
         """
         tokens = batch.tokens
-        with device_faults(f"batch of {tokens} tokens"):
+        with DeviceFaults(f"batch of {tokens} tokens"):
             self._device.enter()
             slot = self._slots.get()
             try:
-                return self._run(slot, batch, tokens)
+                report = self._run(slot, batch, tokens)
             except BaseException:
-                # Nothing may still read or write the batch's memory when its owner hears of it;
-                # and a device that is lost says so here.
-                self._device.synchronize()
+                self._give_up(slot)
                 raise
-            finally:
+            self._slots.put(slot)
+            return report
+
+    def expected_s(self, output: Output, tokens: int) -> float | None:
+        """What the graph for it took when the engine warmed up; None where there is none."""
+        bucket = find_bucket(self._buckets[output], tokens)
+        return None if bucket is None else self._graph_s.get((output, bucket))
+
+    def launch(self, batch: Batch) -> Launched | None:
+        """Launch a batch that has a graph; None while all slots are in use.
+
+        Raises:
+            EngineDead: the device can run nothing any more.
+            EngineError: this batch failed.
+        """
+        tokens = batch.tokens
+        bucket = find_bucket(self._buckets[batch.output], tokens)
+        if bucket is None:
+            return None
+        try:
+            slot = self._slots.get_nowait()
+        except Empty:
+            return None
+        with DeviceFaults(f"batch of {tokens} tokens"):
+            self._device.enter()
+            try:
+                outputs = self._passage.start_small(slot, batch, bucket)
+            except BaseException:
+                # No need to wait: a graph knows nothing of the batch's memory, and where it was
+                # launched and an error followed, the device is lost.
                 self._slots.put(slot)
+                raise
+        return self._launched(slot, batch, bucket, outputs)
 
     def self_test(self) -> None:
         """Run a known input on one resident layer, as a batch; each call takes the next.
@@ -202,63 +245,48 @@ class FusedEngine:
                 f"has {tokens}"
             )
         bucket = find_bucket(self._buckets[batch.output], tokens)
-        run = self._run_large if bucket is None else self._run_graph
-        seconds, host_s = run(slot, batch, bucket or tokens)
-        return self._report(batch.output, bucket or tokens, seconds, host_s)
+        if bucket is None:
+            return self._passage.run_large(slot, batch, tokens)
+        outputs = self._passage.start_small(slot, batch, bucket)
+        host_s = self._passage.finish_small(slot, batch, outputs)
+        return self._passage.report_small(slot, batch.output, bucket, host_s)
 
-    def _run_graph(self, slot: Slot, batch: Batch, bucket: int) -> tuple[Seconds, float]:
-        device, width = self._device, self.model.width(batch.output)
-        inputs = self._spans_in(batch)
-        device.gather(inputs.packed, slot.upload.first)
-        with self._submitting:
-            slot.graphs[batch.layer, batch.output, bucket]()
-            slot.done.record(device.compute)
-        outputs = self._spans_out(batch, width)
-        host_s = device.scatter(slot.download.first, outputs.packed, slot.done)
-        return slot.graph_timers.read(batch.output), host_s + convert_outputs(outputs, width)
+    def _launched(self, slot: Slot, batch: Batch, bucket: int, outputs: Spans) -> Launched:
+        doing = f"batch of {batch.tokens} tokens"
+        host_s = 0.0
 
-    def _run_large(self, slot: Slot, batch: Batch, tokens: int) -> tuple[Seconds, float]:
-        device, timers, width = self._device, slot.timers, self.model.width(batch.output)
-        inputs = self._spans_in(batch)
-        device.send(slot.upload.staging, inputs.packed, slot.x, timers.begin, timers.arrived)
-        with self._submitting:
-            device.compute.wait_event(timers.arrived)
-            weights = self._resident.layers[batch.layer]
-            slot.compute(self._gate_up, weights, batch.output, tokens, timers)
-            slot.done.record(device.compute)
-        # While it computes.
-        outputs = self._spans_out(batch, width)
-        host_s = device.receive(
-            slot.download.staging,
-            slot.result(batch.output, tokens),
-            outputs.packed,
-            slot.done,
-            timers.end,
+        def finish() -> None:
+            nonlocal host_s
+            with DeviceFaults(doing):
+                self._device.enter()
+                try:
+                    host_s = self._passage.finish_small(slot, batch, outputs)
+                except BaseException:
+                    self._give_up(slot)
+                    raise
+
+        def report() -> BatchReport:
+            with DeviceFaults(doing):
+                try:
+                    return self._passage.report_small(slot, batch.output, bucket, host_s)
+                finally:
+                    self._slots.put(slot)
+
+        return Launched(
+            kernel=self._passage.kernel(bucket),
+            spin=lambda seconds: self._device.spin(slot.graph_timers.end, seconds),
+            finish=finish,
+            report=report,
         )
-        return timers.read(batch.output), host_s + convert_outputs(outputs, width)
 
-    def _spans_in(self, batch: Batch) -> Spans:
-        spec = self.model
-        return input_spans(batch.segments, spec.dtype, spec.hidden_size, self._memory.allocate)
-
-    def _spans_out(self, batch: Batch, width: int) -> Spans:
-        return output_spans(batch.segments, self.model.dtype, width, self._memory.allocate)
-
-    def _report(self, output: Output, tokens: int, seconds: Seconds, host_s: float) -> BatchReport:
-        chosen = self._gate_up.choose(tokens)
-        kernels: tuple[tuple[str, float], ...] = ((chosen.family, seconds.gate_up),)
-        if output is Output.MLP:
-            kernels = (*kernels, (DOWN, seconds.down))
-        return BatchReport(
-            kernel=chosen.name,
-            kernels=kernels,
-            stages={
-                "h2d": seconds.h2d,
-                "compute": seconds.compute,
-                "d2h": seconds.d2h + host_s,
-            },
-            busy_s=seconds.compute,
-        )
+    def _give_up(self, slot: Slot) -> None:
+        """Take a slot back from a batch that failed."""
+        try:
+            # Nothing may still read or write the batch's memory when its owner hears of it; and a
+            # device that is lost says so here.
+            self._device.synchronize()
+        finally:
+            self._slots.put(slot)
 
     def _run_row(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """The whole MLP of one FP32 row, on the path of every batch."""

@@ -12,7 +12,7 @@ import time
 import torch
 
 from service.engine.base import Batch, BatchReport, Gpu, ModelSpec, Output
-from service.engine.faults import device_faults
+from service.engine.faults import DeviceFaults
 from service.engine.gpus import identify
 from service.engine.known_answers import KnownAnswers
 from service.engine.peaks import peak_flops
@@ -101,7 +101,7 @@ class ReferenceEngine:
         """
         spec = self.model
         sizes = (*_WARM_UP_TOKENS, _BLOCK_TOKENS) if self._on_gpu else _WARM_UP_TOKENS
-        with self._lock, device_faults("warm-up"):
+        with self._lock, DeviceFaults("warm-up"):
             self._x.rows(max_batch_tokens, spec.hidden_size)
             self._intermediate.rows(min(max_batch_tokens, _BLOCK_TOKENS), spec.intermediate_size)
             self._answer.rows(max_batch_tokens, max(spec.hidden_size, spec.intermediate_size))
@@ -118,7 +118,7 @@ class ReferenceEngine:
             EngineDead: the device can run nothing any more.
             EngineError: the device ran out of memory.
         """
-        with self._lock, device_faults(f"batch of {batch.tokens} tokens"):
+        with self._lock, DeviceFaults(f"batch of {batch.tokens} tokens"):
             started = time.perf_counter()
             self._gather(batch)
             gathered = self._now()
@@ -198,6 +198,6 @@ class ReferenceEngine:
             first += segment.tokens
 
     def _run_row(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        with self._lock, device_faults(f"self-test of layer {layer}"):
+        with self._lock, DeviceFaults(f"self-test of layer {layer}"):
             self._x.rows(1, self.model.hidden_size).copy_(x)
             return self._compute(layer, Output.MLP, 1).to("cpu", copy=True)

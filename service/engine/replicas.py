@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 from service.engine.base import (
@@ -13,9 +12,12 @@ from service.engine.base import (
     Buffer,
     Engine,
     Gpu,
+    Launched,
+    LaunchesBatches,
     LendsHostMemory,
     ModelSpec,
     OnGpus,
+    Output,
 )
 
 
@@ -34,7 +36,7 @@ def select_replica(in_flight: Sequence[int], concurrency: Sequence[int]) -> int 
 
 
 class ReplicatedEngine:
-    """Implements `service.engine.base.Engine`, `OnGpus` and `LendsHostMemory` by several engines.
+    """Implements `service.engine.base.Engine`, `OnGpus`, `LendsHostMemory` and `LaunchesBatches`.
 
     They serve the same model by the same backend. Where one of them is dead, this one is: a
     supervisor's restart finds out which GPU is to blame.
@@ -113,9 +115,40 @@ class ReplicatedEngine:
             EngineDead: that GPU can run nothing any more.
             EngineError: this batch failed.
         """
-        with self._taken() as engine:
-            report = engine.run(batch)
-        return replace(report, busy_s=report.busy_s / len(self._engines))
+        with self._changed:
+            while (index := self._take()) is None:
+                self._changed.wait()
+        try:
+            return self._shared(self._engines[index].run(batch))
+        finally:
+            self._give_back(index)
+
+    def expected_s(self, output: Output, tokens: int) -> float | None:
+        """That of the first; they are alike."""
+        first = self._engines[0]
+        return first.expected_s(output, tokens) if isinstance(first, LaunchesBatches) else None
+
+    def launch(self, batch: Batch) -> Launched | None:
+        """Launch it on the GPU that has least to do; None while all are full.
+
+        Raises:
+            EngineDead: that GPU can run nothing any more.
+            EngineError: this batch failed.
+        """
+        with self._changed:
+            index = self._take()
+        if index is None:
+            return None
+        engine = self._engines[index]
+        try:
+            launched = engine.launch(batch) if isinstance(engine, LaunchesBatches) else None
+        except BaseException:
+            self._give_back(index)
+            raise
+        if launched is None:
+            self._give_back(index)
+            return None
+        return self._launched(index, launched)
 
     def self_test(self) -> None:
         """Test each.
@@ -132,16 +165,35 @@ class ReplicatedEngine:
         for engine in self._engines:
             engine.close()
 
-    @contextmanager
-    def _taken(self) -> Iterator[Engine]:
-        """An engine with room for a batch; waits where there is none."""
-        with self._changed:
-            while (index := select_replica(self._in_flight, self._concurrency)) is None:
-                self._changed.wait()
+    def _take(self) -> int | None:
+        """An engine with room for a batch, which is taken; None where there is none."""
+        index = select_replica(self._in_flight, self._concurrency)
+        if index is not None:
             self._in_flight[index] += 1
-        try:
-            yield self._engines[index]
-        finally:
-            with self._changed:
-                self._in_flight[index] -= 1
-                self._changed.notify()
+        return index
+
+    def _launched(self, index: int, launched: Launched) -> Launched:
+        """The same, and its place is given back when it is through."""
+
+        def finish() -> None:
+            try:
+                launched.finish()
+            except BaseException:
+                self._give_back(index)
+                raise
+
+        def report() -> BatchReport:
+            try:
+                return self._shared(launched.report())
+            finally:
+                self._give_back(index)
+
+        return replace(launched, finish=finish, report=report)
+
+    def _shared(self, report: BatchReport) -> BatchReport:
+        return replace(report, busy_s=report.busy_s / len(self._engines))
+
+    def _give_back(self, index: int) -> None:
+        with self._changed:
+            self._in_flight[index] -= 1
+            self._changed.notify()

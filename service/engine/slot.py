@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -14,11 +14,23 @@ from service.engine.host_memory import Pieces
 from service.engine.weights import TORCH_DTYPES, ResidentLayer
 
 
-class Products(Protocol):
-    """Gate/up, the fused first half of the MLP, on the device; down is a plain product here."""
+class Product(Protocol):
+    """Rows by resident weights, on the device."""
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """Enqueue it on the current stream: [tokens, K] by [2N, K] into [tokens, N]."""
+        """Enqueue it on the current stream."""
+
+
+class Products(NamedTuple):
+    """The two halves of the MLP.
+
+    Attributes:
+        gate_up: [tokens, K] by [2N, K] into [tokens, N], the activation included.
+        down: [tokens, N] by [K, N] into [tokens, K].
+    """
+
+    gate_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +40,51 @@ class Seconds:
     h2d: float
     gate_up: float
     down: float
-    compute: float
     d2h: float
+
+    @property
+    def busy(self) -> float:
+        """In which a kernel ran."""
+        return self.gate_up + self.down
 
 
 class Timers:
-    """Events between the stages of a batch."""
+    """Events between the stages of a batch.
+
+    Attributes:
+        note: Records one of them behind what was enqueued on the stream of kernels. In a graph it
+            is beside what follows, or it would take 3 µs, and down could not begin to load its
+            weights while gate/up ends.
+        end: Behind the last copy; never in a graph.
+    """
 
     def __init__(self, device: CudaDevice, *, in_graph: bool) -> None:
-        self.begin, self.arrived, self.started, self.gated, self.computed, self.end = (
-            device.timer(in_graph=in_graph) for _ in range(6)
+        self.begin, self.started, self.gated, self.computed = (
+            device.timer(in_graph=in_graph) for _ in range(4)
         )
+        # In a graph, rows have arrived when the kernels start, and down begins where gate/up ends;
+        # launched by itself, a kernel may come late.
+        self.arrived = self.started if in_graph else device.timer()
+        self.down_started = self.gated if in_graph else device.timer()
+        self.end = device.timer()
+        self.note = device.record_beside if in_graph else device.record
 
     def read(self, output: Output) -> Seconds:
         """What the last batch took, once it is over."""
         gate_up = _seconds(self.started, self.gated)
         computed, down = self.gated, 0.0
         if output is Output.MLP:
-            computed, down = self.computed, _seconds(self.gated, self.computed)
+            computed, down = self.computed, _seconds(self.down_started, self.computed)
         return Seconds(
             h2d=_seconds(self.begin, self.arrived),
             gate_up=gate_up,
             down=down,
-            compute=gate_up + down,
             d2h=_seconds(computed, self.end),
         )
+
+    def total(self) -> float:
+        """Seconds from the first to the last."""
+        return _seconds(self.begin, self.end)
 
 
 def _seconds(first: torch.cuda.Event, second: torch.cuda.Event) -> float:
@@ -81,7 +113,7 @@ class Slot:
         self.answer = device.empty(capacity, hidden, dtype)
         self.upload = Pieces(device, model, ())
         self.download = Pieces(device, model, tuple(Output))
-        self._stream = device.compute
+        self._device = device
         self.timers = Timers(device, in_graph=False)
         self.graph_timers = Timers(device, in_graph=True)
         self.done = device.event()
@@ -101,21 +133,25 @@ class Slot:
     ) -> None:
         """Enqueue the kernels of a batch on the device's stream for them, the current one."""
         gated = self.gated[:tokens]
-        timers.started.record(self._stream)
-        products.run(self.x[:tokens], weights.gate_up, gated)
-        timers.gated.record(self._stream)
+        timers.note(timers.started)
+        products.gate_up.run(self.x[:tokens], weights.gate_up, gated)
+        timers.note(timers.gated)
         if output is Output.MLP:
-            torch.mm(gated, weights.down.T, out=self.answer[:tokens])
-            timers.computed.record(self._stream)
+            if timers.down_started is not timers.gated:
+                timers.note(timers.down_started)
+            products.down.run(gated, weights.down, self.answer[:tokens])
+            timers.note(timers.computed)
 
     def enqueue_small(
         self, products: Products, weights: ResidentLayer, output: Output, tokens: int
     ) -> None:
-        """Enqueue a whole batch, from a piece to a piece; what a graph captures."""
+        """Enqueue a whole batch, from a piece to a piece; what a graph captures.
+
+        `graph_timers.end` is to be recorded behind it.
+        """
         result, timers = self.result(output, tokens), self.graph_timers
-        timers.begin.record(self._stream)
+        timers.note(timers.begin)
         self.x[:tokens].copy_(self.upload.rows(tokens, self.x.shape[1]), non_blocking=True)
-        timers.arrived.record(self._stream)
         self.compute(products, weights, output, tokens, timers)
         self.download.rows(tokens, result.shape[1]).copy_(result, non_blocking=True)
-        timers.end.record(self._stream)
+        self._device.join()

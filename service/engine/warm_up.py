@@ -83,3 +83,19 @@ def capture(
                 enqueue = partial(slot.enqueue_small, products, weights, output, size)
                 slot.graphs[layer, output, size] = device.capture(enqueue)
     return len(slot.graphs)
+
+
+def measure_graphs(
+    device: CudaDevice, slot: Slot, layer: int
+) -> Mapping[tuple[Output, int], float]:
+    """Seconds that a slot's graphs of one layer take, by output and bucket."""
+    found = {}
+    for (of, output, bucket), replay in slot.graphs.items():
+        if of == layer:
+            # The first replay of a graph uploads it.
+            for _ in range(2):
+                replay()
+                device.record(slot.graph_timers.end)
+                device.synchronize()
+            found[output, bucket] = slot.graph_timers.total()
+    return found

@@ -24,7 +24,7 @@ _CYCLES = 1 << 44
 
 def spoil(engine: FusedEngine) -> None:
     """Put a spinning kernel or a failing assertion before gate/up."""
-    run = engine._gate_up.run
+    run = engine._passage.products.gate_up.run
 
     def spoilt(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         if len(x) == HANGS:
@@ -33,7 +33,7 @@ def spoil(engine: FusedEngine) -> None:
             torch._assert_async(torch.zeros(1, device="cuda"))
         run(x, weight, out)
 
-    engine._gate_up.run = spoilt  # type: ignore[method-assign]
+    engine._passage.products.gate_up.run = spoilt  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ class Operation(NamedTuple):
 
     Attributes:
         where: The stream, or `host`.
-        what: `record`, `wait`, `copy`, `down`, `replay`, `capture`; `wait` of `host` blocks it.
+        what: `record`, `wait`, `copy`, `down`, `replay`, `capture`, `join`, `spin`; `wait` of
+            `host` blocks it.
         event: Of a record or wait; None where the host waits for all there is.
     """
 
@@ -60,7 +61,7 @@ class FakeStream:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes which of torch's calls a GPU would run on the current stream."""
+    """Notes torch's copies, which a GPU would run on the current stream."""
 
     def __init__(self, device: FakeDevice) -> None:
         super().__init__()
@@ -70,8 +71,6 @@ class _Watch(TorchDispatchMode):
         if func is torch.ops.aten.copy_.default and len(args) > 2 and args[2]:
             # Only copies across the bus are asked not to block.
             self._device.note("copy")
-        elif func is torch.ops.aten.mm.out:
-            self._device.note("down")
         return func(*args, **(kwargs or {}))
 
 
@@ -84,6 +83,7 @@ class FakeDevice:
         captures: Graphs captured.
         replays: Graphs launched.
         idle: Called by `synchronize`.
+        is_over: What `spin` finds.
         log: What was asked of it, in order.
     """
 
@@ -91,14 +91,16 @@ class FakeDevice:
         self.device = torch.device("cpu")
         self.name = "fake GPU"
         self.num_sms = 132
-        self.h2d, self.compute, self.d2h = (
-            FakeStream(self, name) for name in ("h2d", "compute", "d2h")
+        self.h2d, self.compute, self.d2h, self.beside = (
+            FakeStream(self, name) for name in ("h2d", "compute", "d2h", "beside")
         )
         self.log: list[Operation] = []
         self.refuse_pin = False
         self.pinned_by_others: set[tuple[int, int]] = set()
         self.captures = self.replays = 0
         self.idle: Callable[[], None] = lambda: None
+        self.is_over = True
+        self.turn = threading.Lock()
         self.entered: set[int] = set()
 
     def enter(self) -> None:
@@ -110,7 +112,7 @@ class FakeDevice:
 
     @contextmanager
     def watched(self):
-        """Log anew, and the calling thread's copies and products as well."""
+        """Log anew, and the calling thread's copies as well."""
         self.log.clear()
         with _Watch(self):
             yield
@@ -168,6 +170,20 @@ class FakeDevice:
             at += nbytes
         return 1e-3
 
+    def record(self, event: FakeEvent) -> None:
+        event.record(self.compute)
+
+    def record_beside(self, event: FakeEvent) -> None:
+        event.record(self.beside)
+
+    def join(self) -> None:
+        self.note("join")
+
+    def spin(self, event: FakeEvent, seconds: float) -> bool:
+        assert event.records, "waited for nothing"
+        self.log.append(Operation("host", "spin", event))
+        return self.is_over
+
     def event(self) -> FakeEvent:
         return FakeEvent(self)
 
@@ -211,3 +227,14 @@ class FakeGateUp:
         self.before(x)
         self.sizes.append(len(x))
         out.copy_(reference.gated(x, weight, self._model.activation, torch.float32))
+
+
+class FakeDown:
+    """What Down is, on the CPU."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        self._device.note("down")
+        torch.mm(x, weight.T, out=out)

@@ -9,7 +9,7 @@ from service.engine.fused import FusedEngine
 from service.engine.weights import ResidentModel
 from service.kernels import reference
 from tests.engine.batches import answers
-from tests.engine.fake_device import FakeDevice, FakeGateUp
+from tests.engine.fake_device import FakeDevice, FakeDown, FakeGateUp
 
 HIDDEN = 32
 # Above it there is no graph: GRAPH_BYTES are patched to hold 16 rows of 48 bf16 elements.
@@ -22,7 +22,9 @@ class Made:
         self.model = model
         self.device = FakeDevice()
         self.gate_up = FakeGateUp(model.spec)
-        self.engine = FusedEngine(model, self.device, self.gate_up, slots)
+        self.engine = FusedEngine(
+            model, self.device, self.gate_up, FakeDown(self.device), slots=slots
+        )
 
 
 def draw(tokens: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:

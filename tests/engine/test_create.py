@@ -12,6 +12,7 @@ from service.engine import create, plan
 from service.engine.base import DType, ModelSpec
 from service.engine.choose import GpuFacts, Plan
 from service.engine.create import create_engine, shipped_table
+from service.engine.down import Down
 from service.engine.peaks import peak_flops
 from service.engine.plan import plan_engine, select_device
 from service.engine.replicas import ReplicatedEngine
@@ -156,7 +157,10 @@ def fused(monkeypatch: pytest.MonkeyPatch, host_library: Library) -> list[str]: 
     class Engine:
         concurrency = 3
 
-        def __init__(self, resident: object, gpu: object, gate_up: str, *, threads: int) -> None:
+        def __init__(
+            self, resident: object, gpu: object, gate_up: str, down: Down, *, threads: int
+        ) -> None:
+            assert isinstance(down, Down)
             called.append(f"{gate_up} on {gpu} for {threads} threads")
 
     class Bound(str):
@@ -185,6 +189,7 @@ def fused(monkeypatch: pytest.MonkeyPatch, host_library: Library) -> list[str]: 
     monkeypatch.setattr(create, "tune_kernels", lambda *_: Bound("own table"))
     monkeypatch.setattr(create, "load_model", load)
     monkeypatch.setattr(create, "FusedEngine", Engine)
+    monkeypatch.setattr(create, "Gemm", lambda: None)
     return called
 
 

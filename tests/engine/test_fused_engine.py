@@ -255,3 +255,93 @@ def test_from_direct_bytes_on_rows_are_in_no_graph(make, monkeypatch: pytest.Mon
 def test_no_graph_holds_what_the_device_must_copy_by_itself() -> None:
     # From there on the library copies page-locked rows from where they are.
     assert GRAPH_BYTES + 1 >= DIRECT_BYTES
+
+
+@pytest.mark.parametrize("output", Output)
+@pytest.mark.parametrize("counts", [(1,), (3, 1, 4), (16,)])
+def test_a_launched_batch_is_answered_when_it_is_finished(
+    make, output: Output, counts: tuple[int, ...]
+) -> None:
+    made = make()
+    kinds = (torch.bfloat16, torch.float32, torch.float16)
+    inputs = [draw(n, kinds[i % 3], seed=i) for i, n in enumerate(counts)]
+    batch = make_batch(made.engine.model, inputs, layer=3, output=output)
+    launched = made.engine.launch(batch)
+    assert launched is not None
+    for made.device.is_over in (False, True):
+        assert launched.spin(1e-4) is made.device.is_over
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(launched.finish).result()
+        report = pool.submit(launched.report).result()
+    assert_right(made.model, inputs, batch)
+    assert launched.kernel == report.kernel
+    again = make_batch(made.engine.model, inputs, layer=3, output=output)
+    ran = made.engine.run(again)
+    assert (report.kernel, report.kernels, report.busy_s) == (ran.kernel, ran.kernels, ran.busy_s)
+
+
+def test_batches_without_a_graph_are_not_launched(make) -> None:
+    engine = make().engine
+    assert engine.launch(make_batch(engine.model, [draw(LARGEST_GRAPH + 1)])) is None
+    assert engine.expected_s(Output.MLP, LARGEST_GRAPH + 1) is None
+    # From the first of a graph's timers to the last.
+    assert engine.expected_s(Output.MLP, LARGEST_GRAPH - 1) == 1e-3
+
+
+def test_nothing_is_known_before_the_warm_up() -> None:
+    engine = Made(make_model(), 2).engine
+    assert engine.expected_s(Output.MLP, 1) is None
+    assert engine.launch(make_batch(engine.model, [draw(1)])) is None
+
+
+def test_no_more_are_launched_than_there_are_slots(make) -> None:
+    made = make(slots=2)
+    batches = [make_batch(made.engine.model, [draw(2, seed=i)]) for i in range(3)]
+    first, second = (made.engine.launch(batch) for batch in batches[:2])
+    assert made.engine.launch(batches[2]) is None
+    second.finish()
+    assert made.engine.launch(batches[2]) is None, "its timers would be overwritten"
+    second.report()
+    third = made.engine.launch(batches[2])
+    for launched in (third, first):
+        launched.finish()
+        launched.report()
+    for index, batch in enumerate(batches):
+        assert_right(made.model, [draw(2, seed=index)], batch)
+    assert made.engine._slots.qsize() == 2
+
+
+@pytest.mark.parametrize("error", [ValueError("rows"), torch.AcceleratorError("gone", 700)])
+def test_a_launch_that_fails_gives_its_slot_back_and_waits_for_nothing(
+    make, monkeypatch, error: Exception
+) -> None:
+    made = make(slots=1)
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    made.device.log.clear()
+    kind = EngineDead if isinstance(error, torch.AcceleratorError) else ValueError
+    with monkeypatch.context() as patch:
+        patch.setattr(made.device, "gather", refuse)
+        with pytest.raises(kind):
+            made.engine.launch(make_batch(made.engine.model, [draw(1)]))
+    assert made.device.log == []
+    assert made.engine._slots.qsize() == 1
+
+
+def test_a_lost_device_is_found_out_when_a_launched_batch_is_finished(make, monkeypatch) -> None:
+    made = make(slots=1)
+    launched = made.engine.launch(make_batch(made.engine.model, [draw(1)]))
+
+    def refuse(*_: object) -> None:
+        raise EngineError("cudaEventSynchronize: unspecified launch failure")
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(made.device, "scatter", refuse)
+    made.device.idle = lost
+    with pytest.raises(EngineDead, match=r"^batch of 1 tokens: CUDA error: unspecified"):
+        launched.finish()
+    assert made.engine._slots.qsize() == 1

@@ -56,13 +56,21 @@ def test_streams_of_a_large_batch_wait_for_each_other(make, output: Output, toke
     batch = make_batch(made.engine.model, [draw(tokens)], output=output)
     log = watch(made, batch)
     arrived, done, end = slot.timers.arrived, slot.done, slot.timers.end
+    # Its own beginning: gate/up may have ended long before down is launched.
+    down = [
+        Operation("compute", "record", slot.timers.down_started),
+        Operation("compute", "down"),
+        Operation("compute", "record", slot.timers.computed),
+    ]
     assert_order(
         log,
         Operation("h2d", "copy"),
         Operation("h2d", "record", arrived),
         Operation("compute", "wait", arrived),
+        Operation("compute", "record", slot.timers.started),
         Operation("compute", "gate/up"),
-        *([Operation("compute", "down")] if output is Output.MLP else []),
+        Operation("compute", "record", slot.timers.gated),
+        *(down if output is Output.MLP else []),
         Operation("compute", "record", done),
         Operation("d2h", "wait", done),
         Operation("d2h", "copy"),
@@ -79,13 +87,20 @@ def test_answers_of_a_graph_are_read_when_it_is_over(make, output: Output) -> No
     slot = the_slot(made)
     batch = make_batch(made.engine.model, [draw(3), draw(5)], output=output)
     log = watch(made, batch)
+    timers = slot.graph_timers
     assert_order(
         log,
         Operation("host", "fill"),
         Operation("compute", "replay"),
+        Operation("beside", "record", timers.begin),
+        Operation("beside", "record", timers.started),
         Operation("compute", "gate/up"),
-        Operation("compute", "record", slot.done),
-        Operation("host", "wait", slot.done),
+        Operation("beside", "record", timers.gated),
+        *([Operation("compute", "down")] if output is Output.MLP else []),
+        *([Operation("beside", "record", timers.computed)] if output is Output.MLP else []),
+        Operation("compute", "join"),
+        Operation("compute", "record", timers.end),
+        Operation("host", "wait", timers.end),
         Operation("host", "empty"),
     )
     assert {one.where for one in log if one.what in {"copy", "gate/up", "down"}} == {"compute"}

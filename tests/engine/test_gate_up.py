@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from service.engine import gate_up as gate_up_module
 from service.engine.base import DType, ModelSpec
 from service.engine.gate_up import GateUp
 from service.errors import ConfigError
 from service.kernels.abi import Raster
 from service.kernels.dispatch_table import DispatchTable, Tuned, TunedSize
+from service.kernels.launcher import WEIGHTS_CONSTANT
 from service.kernels.library import KernelChoice, Library
 from tests.kernels.conftest import host_library  # noqa: F401 - a fixture
 
@@ -23,7 +25,7 @@ class FakeLauncher:
         self.library = library
         self.calls: list[tuple[object, ...]] = []
 
-    def __call__(self, *arguments: object) -> None:
+    def enqueue(self, *arguments: object) -> None:
         self.calls.append(arguments)
 
 
@@ -34,14 +36,15 @@ def launcher(host_library: Library) -> FakeLauncher:  # noqa: F811
 
 @pytest.mark.parametrize("tokens", [1, 64, 300, 2048, 8192])
 def test_what_is_launched_is_what_the_library_would_choose_and_what_is_said(
-    launcher: FakeLauncher, tokens: int
+    launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
+    monkeypatch.setattr(gate_up_module, "stream_of", lambda device: 7)
     gate_up = GateUp(launcher, MODEL, "table", 132)
     x, out = torch.empty(tokens, 896), torch.empty(tokens, 4864)
     weight = torch.empty(2, 2)
     gate_up.run(x, weight, out)
     choice = launcher.library.select(tokens, 4864, 896, 132)
-    assert launcher.calls == [(x, weight, out, "silu", choice, True)]
+    assert launcher.calls == [(x, weight, out, "silu", choice, WEIGHTS_CONSTANT, 7)]
     chosen = gate_up.choose(tokens)
     assert chosen.choice == choice
     config = launcher.library.configs[choice.config]

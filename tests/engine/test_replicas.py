@@ -16,6 +16,8 @@ from service.engine.base import (
     DType,
     Engine,
     Gpu,
+    Launched,
+    LaunchesBatches,
     LendsHostMemory,
     OnGpus,
     Output,
@@ -182,3 +184,59 @@ def test_many_threads_lose_no_place() -> None:
         thread.join(TIMEOUT_S)
     assert sum(len(replica.batches) for replica in replicas) == 120
     assert engine._in_flight == [0, 0, 0]
+
+
+class Launching(Replica):
+    """Launches as many batches as it may run."""
+
+    def expected_s(self, output: Output, tokens: int) -> float | None:
+        return 1e-4
+
+    def launch(self, batch: Batch) -> Launched | None:
+        error, self.fail_next = self.fail_next, None
+        if error is not None:
+            raise error
+        reports: list[BatchReport] = []
+        return Launched(
+            f"on {self.index}",
+            lambda seconds: seconds > 0,
+            lambda: reports.append(self.run(batch)),
+            reports.pop,
+        )
+
+
+def test_launched_batches_go_to_the_gpu_that_idles_and_no_more_than_it_takes() -> None:
+    replicas = [Launching(index, concurrency=1) for index in range(2)]
+    engine = ReplicatedEngine(replicas)
+    assert isinstance(engine, LaunchesBatches)
+    assert engine.expected_s(Output.MLP, 3) == 1e-4
+    first, second = engine.launch(make_batch(3)), engine.launch(make_batch(3))
+    assert engine.launch(make_batch(3)) is None
+    assert (first.spin(1), first.spin(0)) == (True, False)
+    assert (first.kernel, second.kernel) == ("on 0", "on 1")
+    for launched in (second, first):
+        launched.finish()
+    assert engine.launch(make_batch(3)) is None, "nobody has read the timers yet"
+    reports = [second.report(), first.report()]
+    assert [report.kernel for report in reports] == ["on 1", "on 0"]
+    assert sum(report.busy_s for report in reports) == 0.5
+    assert engine._in_flight == [0, 0]
+
+
+@pytest.mark.parametrize("when", ["launch", "finish"])
+def test_a_launched_batch_that_fails_leaves_its_place_to_the_next(when: str) -> None:
+    replicas = [Launching(0, concurrency=1)]
+    engine = ReplicatedEngine(replicas)
+    for _ in range(3):
+        launched = engine.launch(make_batch(3)) if when == "finish" else None
+        replicas[0].fail_next = EngineDead("gone")
+        with pytest.raises(EngineDead, match="gone"):
+            launched.finish() if launched else engine.launch(make_batch(3))
+    assert engine._in_flight == [0]
+
+
+def test_replicas_that_cannot_launch_do_not() -> None:
+    _, engine = make()
+    assert engine.expected_s(Output.MLP, 3) is None
+    assert engine.launch(make_batch(3)) is None
+    assert engine._in_flight == [0, 0]
