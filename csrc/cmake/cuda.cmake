@@ -47,7 +47,7 @@ target_include_directories(swiglu_kernels PRIVATE src include)
 target_include_directories(swiglu_kernels SYSTEM PRIVATE ${cutlass_includes})
 
 add_library(swiglu SHARED ${host_sources} src/device/copies.cpp src/device/driver.cpp
-  src/device/down_table.cpp src/device/launch_table.cpp $<TARGET_OBJECTS:swiglu_kernels>)
+  src/device/down_table.cpp src/device/ipc.cpp src/device/launch_table.cpp $<TARGET_OBJECTS:swiglu_kernels>)
 target_include_directories(swiglu SYSTEM PRIVATE ${cutlass_includes} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Static: one file for every Python and torch, and no link to libcuda (src/device/driver.cpp).
 set_target_properties(swiglu PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CUDA)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,6 +224,28 @@ def _kernel_config(config: Config) -> KernelConfig:
         swap_ab=bool(config.swap_ab),
         split_k=config.split_k,
     )
+
+
+def bind(library: Library, prototypes: Mapping[str, tuple[type | None, tuple[type, ...]]]) -> None:
+    """Give functions beyond those of swiglu.h their types.
+
+    Args:
+        library: Where they are.
+        prototypes: Result and arguments by name.
+
+    Raises:
+        LibraryError: it lacks one of them.
+    """
+    for name, (result, arguments) in prototypes.items():
+        try:
+            function = getattr(library.functions, name)
+        except AttributeError:
+            raise LibraryError(
+                f"kernel library: {library.path} must have {name}, has not; "
+                "`make kernels` builds it anew"
+            ) from None
+        function.restype = result
+        function.argtypes = arguments
 
 
 def find_library() -> Path:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 from struct import Struct
 
-from service.kernels.errors import LibraryError
-from service.kernels.library import Library
+from service.kernels.library import Library, bind
 
 # swiglu_span_t: address, bytes.
 _SPAN_BYTES = 16
@@ -110,17 +109,8 @@ class Transfer:
         Raises:
             LibraryError: the library lacks one of the functions.
         """
+        bind(library, PROTOTYPES)
         self.library = library
-        for name, (result, arguments) in PROTOTYPES.items():
-            try:
-                function = getattr(library.functions, name)
-            except AttributeError:
-                raise LibraryError(
-                    f"kernel library: {library.path} must have {name}, has not; "
-                    "`make kernels` builds it anew"
-                ) from None
-            function.restype = result
-            function.argtypes = arguments
         self._functions = library.functions
         self.turn = Turn(library)
 
