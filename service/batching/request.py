@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
 
-from service.engine.base import DType, Output
+from service.engine.base import DType, Output, Rows
 
 GroupKey: TypeAlias = tuple[int, Output]
 
@@ -54,7 +54,8 @@ class Answer:
 
     Attributes:
         data: [tokens, width] in the request's output dtype, in memory that is nobody else's for as
-            long as anything refers to it, or until `release`; or where the request wanted it.
+            long as anything refers to it, or until `release`; or where the request wanted it, and
+            empty where that is on the device.
         kernel: The gate/up kernel that ran; `none` where there was nothing to compute.
         batch_tokens: Rows of the batch that this request was part of.
         queue_s: From joining the queue to the start of the batch.
@@ -78,7 +79,7 @@ class PendingRequest:
         layer: Layer index in the checkpoint's numbering.
         output: What to compute.
         tokens: Rows.
-        data: [tokens, hidden_size] of `dtype`; may lie in the lease's slot.
+        data: [tokens, hidden_size] of `dtype`; may lie in the lease's slot, or on the device.
         dtype: Element type of `data`.
         output_dtype: Element type of the answer.
         output_nbytes: Size of the answer.
@@ -112,13 +113,13 @@ class PendingRequest:
         layer: int,
         output: Output,
         tokens: int,
-        data: memoryview,
+        data: Rows,
         dtype: DType,
         output_dtype: DType,
         output_nbytes: int,
         lease: Holding,
         deadline: float | None = None,
-        output_data: memoryview | None = None,
+        output_data: Rows | None = None,
         requests: int = 1,
     ) -> None:
         self.key: GroupKey = (layer, output)

@@ -16,10 +16,12 @@ from service.engine.base import (
     Batch,
     BatchReport,
     Buffer,
+    DeviceWindow,
     Engine,
     Launched,
     LaunchesBatches,
     LendsHostMemory,
+    Rows,
     Segment,
 )
 from service.errors import EngineDead
@@ -178,7 +180,7 @@ class EngineWorker:
         """The batch, with memory for its answers."""
         sizes = [member.output_nbytes for member in members if member.output_data is None]
         fresh = iter(allocate_outputs(sizes, self._allocate))
-        outputs = [
+        outputs: list[Rows] = [
             next(fresh) if member.output_data is None else member.output_data for member in members
         ]
         layer, output = members[0].key
@@ -192,7 +194,12 @@ class EngineWorker:
             )
             for member, data in zip(members, outputs, strict=True)
         ]
-        return Batch(layer, output, segments), outputs
+        return Batch(layer, output, segments), [_on_host(data) for data in outputs]
+
+
+def _on_host(answer: Rows) -> memoryview:
+    # One on the device is where its client wants it, and nobody else can read it.
+    return memoryview(b"") if isinstance(answer, DeviceWindow) else answer
 
 
 def allocate_outputs(sizes: Sequence[int], allocate: Callable[[int], Buffer]) -> list[memoryview]:

@@ -14,7 +14,7 @@ import uvicorn
 
 from service.bench.floor import serve_floor
 from service.config import load_settings
-from service.engine.base import Batch, BatchReport, DType, Launched, ModelSpec, Output
+from service.engine.base import Batch, BatchReport, DType, Launched, ModelSpec, Output, host_rows
 from service.engine.buckets import GRAPH_BYTES
 from service.log import configure_logging
 from service.server import serve
@@ -55,7 +55,7 @@ class StubEngine:
 
     def _copy(self, batch: Batch) -> None:
         for segment in batch.segments:
-            segment.output[:] = segment.input
+            host_rows(segment.output)[:] = host_rows(segment.input)
 
     def self_test(self) -> None:
         """Nothing to test."""

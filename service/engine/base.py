@@ -77,20 +77,58 @@ class ModelSpec:
         return per_token * tokens * self.hidden_size * self.intermediate_size
 
 
+class DeviceMemory(Protocol):
+    """A client's memory on the device; open until the engine that opened it closes it."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins on the device, to be compared with others; nothing to read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWindow:
+    """Rows in a client's memory on the device: no buffer, so that no processor can touch them.
+
+    Attributes:
+        memory: Of the engine that the rows are for.
+        offset: First byte, counted from the beginning of the memory.
+        nbytes: Length.
+    """
+
+    memory: DeviceMemory
+    offset: int
+    nbytes: int
+
+
+Rows: TypeAlias = memoryview | DeviceWindow
+
+
+def host_rows(rows: Rows) -> memoryview:
+    """Rows that a processor may touch.
+
+    Raises:
+        TypeError: they are on the device.
+    """
+    if isinstance(rows, DeviceWindow):
+        raise TypeError("rows: must be in host memory, are on the device")
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One request's rows inside a batch.
 
     Attributes:
         input: [tokens, hidden_size] of `input_dtype`, C order, little-endian. Lies in a slot that
-            is reused after the batch, or in memory of a client: an engine must not keep it.
+            is reused after the batch, or in memory of a client: an engine must not keep it. On the
+            device only where the engine opens memory there, as is `output`.
         output: Writable, [tokens, width] of `output_dtype`; belongs to this request alone.
     """
 
     tokens: int
-    input: memoryview
+    input: Rows
     input_dtype: DType
-    output: memoryview
+    output: Rows
     output_dtype: DType
 
 
@@ -109,6 +147,14 @@ class Batch:
     def tokens(self) -> int:
         """Rows of all segments."""
         return sum(segment.tokens for segment in self.segments)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether no segment's rows are on the device."""
+        return not any(
+            isinstance(segment.input, DeviceWindow) or isinstance(segment.output, DeviceWindow)
+            for segment in self.segments
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +315,27 @@ class PinsHostMemory(Protocol):
 
     def unpin(self, memory: memoryview) -> None:
         """Undo `pin`, once no batch has to do with the memory any more."""
+
+
+@runtime_checkable
+class OpensDeviceMemory(Protocol):
+    """What an engine may have besides; asked for with isinstance.
+
+    Segments may then lie in memory that it has opened, of every dtype and size, aligned for it.
+    When `run` returns, outputs there are complete for whoever reads them.
+    """
+
+    def open_device_memory(self, handle: bytes, device: int, nbytes: int) -> DeviceMemory:
+        """Open memory of another process, from any thread.
+
+        Args:
+            handle: Of CUDA's, for all of an allocation.
+            device: Index of the GPU that it is on.
+            nbytes: To be used of it.
+
+        Raises:
+            InvalidRequest: it is on another GPU, cannot be opened, or has fewer bytes.
+        """
+
+    def close_device_memory(self, memory: DeviceMemory) -> None:
+        """Undo it, once no batch has to do with the memory any more; again is no error."""

@@ -6,9 +6,23 @@ from collections.abc import Callable
 
 import torch
 
+from service.kernels.errors import InvalidArgument
+from service.kernels.ipc import Ipc
 from service.kernels.launcher import current_device, stream_of
 from service.kernels.library import Library
 from service.kernels.transfer import Staging, Transfer
+
+
+class _Foreign:
+    """Memory that torch did not allocate, in the form in which it takes such."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
 
 
 class CudaDevice:
@@ -33,6 +47,7 @@ class CudaDevice:
         """
         self.device = device
         self._transfer = Transfer(library)
+        self._ipc = Ipc(library)
         self.turn = self._transfer.turn
         self.name = torch.cuda.get_device_name(device)
         properties = torch.cuda.get_device_properties(device)
@@ -153,6 +168,39 @@ class CudaDevice:
         with torch.cuda.device(self.device):
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(int(cudart.cudaHostUnregister(memory.data_ptr())))
+
+    def map_memory(self, handle: bytes) -> torch.Tensor:
+        """Another process's allocation on this GPU as bytes, from any thread.
+
+        Raises:
+            KernelError: CUDA refuses, or it lies on another GPU.
+        """
+        with torch.cuda.device(self.device):
+            mapped = self._ipc.open(handle)
+            if mapped.device != self.device.index:
+                self._ipc.close(mapped.address)
+                raise InvalidArgument(
+                    f"handle: must be of memory on device {self.device.index}, is on "
+                    f"{mapped.device}"
+                )
+            foreign = _Foreign(mapped.address, mapped.nbytes)
+            return torch.as_tensor(foreign, device=self.device)
+
+    def unmap_memory(self, memory: torch.Tensor) -> None:
+        """Undo `map_memory`; nothing may use the bytes any more.
+
+        Raises:
+            KernelError: CUDA refuses.
+        """
+        with torch.cuda.device(self.device):
+            self._ipc.close(memory.data_ptr())
+
+    def copy_rows(
+        self, target: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream
+    ) -> None:
+        """Enqueue a copy within the device, converting where types differ."""
+        with torch.cuda.stream(stream), self.turn:
+            target.copy_(source, non_blocking=True)
 
     def event(self) -> torch.cuda.Event:
         """For waiting."""

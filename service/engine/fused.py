@@ -20,6 +20,7 @@ from service.engine.base import (
     Batch,
     BatchReport,
     Buffer,
+    DeviceMemory,
     DType,
     Gpu,
     Launched,
@@ -29,6 +30,7 @@ from service.engine.base import (
 )
 from service.engine.buckets import GRAPH_BYTES, find_bucket, plan_buckets
 from service.engine.cuda_device import CudaDevice
+from service.engine.device_memory import DeviceMemories
 from service.engine.dispatch import KERNEL1, KERNEL2
 from service.engine.faults import DeviceFaults
 from service.engine.gate_up import GateUp
@@ -78,6 +80,7 @@ class FusedEngine:
         self._threads = max(slots, threads)
         self._slots: SimpleQueue[Slot] = SimpleQueue()
         self._memory = HostMemory(device)
+        self._shared = DeviceMemories(device)
         self._buckets: Mapping[Output, tuple[int, ...]] = dict.fromkeys(Output, ())
         self._graph_s: Mapping[tuple[Output, int], float] = {}
         self._passage = Passage(device, model, gate_up, down, self._memory)
@@ -141,6 +144,18 @@ class FusedEngine:
         """Let the pages go."""
         self._device.unpin(torch.frombuffer(memory, dtype=torch.uint8))
 
+    def open_device_memory(self, handle: bytes, device: int, nbytes: int) -> DeviceMemory:
+        """Open memory of another process on this GPU.
+
+        Raises:
+            InvalidRequest: it is on another GPU, cannot be opened, or has fewer bytes.
+        """
+        return self._shared.open(handle, device, nbytes)
+
+    def close_device_memory(self, memory: DeviceMemory) -> None:
+        """Undo it."""
+        self._shared.close(memory)
+
     def warm_up(self, max_batch_tokens: int) -> None:
         """Allocate, load every kernel, capture the graphs, record the self-test's answers.
 
@@ -200,13 +215,15 @@ class FusedEngine:
     def launch(self, batch: Batch) -> Launched | None:
         """Launch a batch that has a graph; None while all slots are in use.
 
+        No graph knows of rows on the device.
+
         Raises:
             EngineDead: the device can run nothing any more.
             EngineError: this batch failed.
         """
         tokens = batch.tokens
         bucket = find_bucket(self._buckets[batch.output], tokens)
-        if bucket is None:
+        if bucket is None or not batch.is_on_host:
             return None
         try:
             slot = self._slots.get_nowait()
@@ -233,7 +250,8 @@ class FusedEngine:
         self._known_answers.check()
 
     def close(self) -> None:
-        """Let go of buffers, graphs and weights."""
+        """Let go of clients' memory, buffers, graphs and weights."""
+        self._shared.close_all()
         while not self._slots.empty():
             self._slots.get()
         self._resident = ResidentModel(self._resident.spec, {})
@@ -244,6 +262,8 @@ class FusedEngine:
                 f"batch: must have at most {slot.capacity} tokens, which warm_up was told, "
                 f"has {tokens}"
             )
+        if not batch.is_on_host:
+            return self._passage.run_on_device(slot, batch, tokens)
         bucket = find_bucket(self._buckets[batch.output], tokens)
         if bucket is None:
             return self._passage.run_large(slot, batch, tokens)

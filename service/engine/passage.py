@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.engine.base import Batch, BatchReport, Output
 from service.engine.cuda_device import CudaDevice
+from service.engine.device_spans import DeviceSpans, arrange
 from service.engine.gate_up import GateUp
 from service.engine.host_memory import HostMemory
 from service.engine.slot import Product, Products, Seconds, Slot
@@ -33,6 +34,7 @@ class Passage:
         self._resident = model
         self._gate_up = gate_up
         self._memory = memory
+        self._device_spans = DeviceSpans(device, model.spec.dtype, memory.allocate)
 
     def start_small(self, slot: Slot, batch: Batch, bucket: int) -> Spans:
         """Launch the graph of a bucket.
@@ -71,12 +73,7 @@ class Passage:
         device, timers = self._device, slot.timers
         inputs = self._spans_in(batch)
         device.send(slot.upload.staging, inputs.packed, slot.x, timers.begin, timers.arrived)
-        # Together on the kernels' stream, so that its timers are its own.
-        with device.turn:
-            device.compute.wait_event(timers.arrived)
-            weights = self._resident.layers[batch.layer]
-            slot.compute(self.products, weights, batch.output, tokens, timers)
-            device.record(slot.done)
+        self._compute(slot, batch, tokens)
         # While it computes.
         outputs = self._spans_out(batch)
         host_s = device.receive(
@@ -88,6 +85,24 @@ class Passage:
         )
         host_s += convert_outputs(outputs, self._width(batch))
         return self._report(batch.output, tokens, timers.read(batch.output), host_s)
+
+    def run_on_device(self, slot: Slot, batch: Batch, tokens: int) -> BatchReport:
+        """The same for a batch of any size, some of whose rows are on the device."""
+        placed = arrange(batch.segments)
+        kept = self._device_spans.send(slot, placed)
+        self._compute(slot, batch, tokens)
+        host_s = self._device_spans.receive(slot, placed, slot.result(batch.output, tokens))
+        del kept
+        return self._report(batch.output, tokens, slot.timers.read(batch.output), host_s)
+
+    def _compute(self, slot: Slot, batch: Batch, tokens: int) -> None:
+        """Enqueue the kernels behind the rows' arrival."""
+        # Together on the kernels' stream, so that its timers are its own.
+        with self._device.turn:
+            self._device.compute.wait_event(slot.timers.arrived)
+            weights = self._resident.layers[batch.layer]
+            slot.compute(self.products, weights, batch.output, tokens, slot.timers)
+            self._device.record(slot.done)
 
     def _width(self, batch: Batch) -> int:
         return self._resident.spec.width(batch.output)

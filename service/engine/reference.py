@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from service.engine.base import Batch, BatchReport, Gpu, ModelSpec, Output
+from service.engine.base import Batch, BatchReport, Gpu, ModelSpec, Output, host_rows
 from service.engine.faults import DeviceFaults
 from service.engine.gpus import identify
 from service.engine.known_answers import KnownAnswers
@@ -168,7 +168,8 @@ class ReferenceEngine:
         x = self._x.rows(batch.tokens, self.model.hidden_size)
         first = 0
         for segment in batch.segments:
-            rows = as_rows(segment.input, segment.input_dtype, self.model.hidden_size)
+            data = host_rows(segment.input)
+            rows = as_rows(data, segment.input_dtype, self.model.hidden_size)
             # To the device first: the narrow type crosses the bus, and is widened there.
             x[first : first + segment.tokens].copy_(rows.to(self._device))
             first += segment.tokens
@@ -193,7 +194,8 @@ class ReferenceEngine:
         first = 0
         for segment in batch.segments:
             rows = answer[first : first + segment.tokens]
-            out = as_rows(segment.output, segment.output_dtype, answer.shape[1])
+            data = host_rows(segment.output)
+            out = as_rows(data, segment.output_dtype, answer.shape[1])
             out.copy_(rows.to(TORCH_DTYPES[segment.output_dtype]))
             first += segment.tokens
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from service.engine.base import Buffer, DType, Segment
+from service.engine.base import Buffer, DType, Segment, host_rows
 from service.engine.tensors import as_rows
 from service.engine.weights import TORCH_DTYPES
 from service.kernels.transfer import pack_spans
@@ -47,10 +47,11 @@ def input_spans(
     converted: list[tuple[Segment, torch.Tensor]] = []
     for segment in segments:
         if segment.input_dtype is dtype:
-            where += address_of(segment.input), segment.input.nbytes
+            data = host_rows(segment.input)
+            where += address_of(data), data.nbytes
         else:
             rows = _new_rows(segment.tokens, dtype, width, allocate)
-            rows.copy_(as_rows(segment.input, segment.input_dtype, width))
+            rows.copy_(as_rows(host_rows(segment.input), segment.input_dtype, width))
             converted.append((segment, rows))
             where += rows.data_ptr(), rows.nbytes
     return Spans(pack_spans(where), converted)
@@ -64,7 +65,8 @@ def output_spans(
     converted: list[tuple[Segment, torch.Tensor]] = []
     for segment in segments:
         if segment.output_dtype is dtype:
-            where += address_of(segment.output), segment.output.nbytes
+            data = host_rows(segment.output)
+            where += address_of(data), data.nbytes
         else:
             rows = _new_rows(segment.tokens, dtype, width, allocate)
             converted.append((segment, rows))
@@ -80,7 +82,7 @@ def convert_outputs(spans: Spans, width: int) -> float:
     """
     began = time.perf_counter()
     for segment, rows in spans.converted:
-        as_rows(segment.output, segment.output_dtype, width).copy_(rows)
+        as_rows(host_rows(segment.output), segment.output_dtype, width).copy_(rows)
     return time.perf_counter() - began
 
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from service.engine.base import ModelSpec
 from service.engine.gate_up import ChosenKernel
 from service.kernels import reference
+from service.kernels.errors import CudaError
 from service.kernels.library import KernelChoice
 
 
@@ -23,8 +24,8 @@ class Operation(NamedTuple):
 
     Attributes:
         where: The stream, or `host`.
-        what: `record`, `wait`, `copy`, `down`, `replay`, `capture`, `join`, `spin`; `wait` of
-            `host` blocks it.
+        what: `record`, `wait`, `copy`, `copy on device`, `down`, `replay`, `capture`, `join`,
+            `spin`; `wait` of `host` blocks it.
         event: Of a record or wait; None where the host waits for all there is.
     """
 
@@ -44,6 +45,11 @@ class FakeEvent:
         self.records += 1
         if self._device is not None:
             self._device.log.append(Operation(stream.name, "record", self))
+
+    def synchronize(self) -> None:
+        assert self.records, "waited for nothing"
+        if self._device is not None:
+            self._device.log.append(Operation("host", "wait", self))
 
     def elapsed_time(self, other: FakeEvent) -> float:
         assert other is not self
@@ -80,6 +86,8 @@ class FakeDevice:
     Attributes:
         refuse_pin: Whether `pin` fails.
         pinned_by_others: Address and bytes of what it was asked to pin.
+        shared: What others have allocated on it, by handle.
+        mapped: Addresses of what was opened of it, as often as it was.
         captures: Graphs captured.
         replays: Graphs launched.
         idle: Called by `synchronize`.
@@ -88,7 +96,7 @@ class FakeDevice:
     """
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        self.device = torch.device("cpu", 0)
         self.name = "fake GPU"
         self.num_sms = 132
         self.h2d, self.compute, self.d2h, self.beside = (
@@ -97,6 +105,8 @@ class FakeDevice:
         self.log: list[Operation] = []
         self.refuse_pin = False
         self.pinned_by_others: set[tuple[int, int]] = set()
+        self.shared: dict[bytes, torch.Tensor] = {}
+        self.mapped: list[int] = []
         self.captures = self.replays = 0
         self.idle: Callable[[], None] = lambda: None
         self.is_over = True
@@ -130,6 +140,23 @@ class FakeDevice:
 
     def unpin(self, memory: torch.Tensor) -> None:
         self.pinned_by_others.remove((memory.data_ptr(), memory.nbytes))
+
+    def map_memory(self, handle: bytes) -> torch.Tensor:
+        if handle not in self.shared:
+            raise CudaError(
+                "cudaIpcOpenMemHandle: CUDA error: cudaErrorInvalidValue, no such thing"
+            )
+        self.mapped.append(self.shared[handle].data_ptr())
+        return self.shared[handle][:]
+
+    def unmap_memory(self, memory: torch.Tensor) -> None:
+        self.mapped.remove(memory.data_ptr())
+
+    def copy_rows(self, target: torch.Tensor, source: torch.Tensor, stream: FakeStream) -> None:
+        assert threading.get_ident() in self.entered
+        with self.turn:
+            self.log.append(Operation(stream.name, "copy on device"))
+            target.copy_(source)
 
     def staging(self, memory: torch.Tensor, piece_bytes: int, count: int) -> None:
         assert memory.nbytes == piece_bytes * count
