@@ -49,7 +49,7 @@ def test_tensors_come_and_go_through_shared_memory(changes):
     before = objects()
     with ServerThread(FakeEngine(), client_shared_memory=True) as thread:
         report = measure(thread.url, **changes)
-        assert thread.runtime.regions.count == 0
+        assert thread.runtime.region_table.count == 0
         moved = thread.runtime.metrics.registry.get_sample_value(
             "mlp_shared_memory_moved_bytes_total", {"direction": "in"}
         )
