@@ -134,9 +134,10 @@ class Settings(BaseSettings):
 
     client_shared_memory: bool = Field(
         default=False,
-        description="Let clients on this host keep tensors in POSIX shared memory, by the Open "
-        "Inference Protocol's extension. Whoever may send requests can then have every object read "
-        "and written that this service may open in `/dev/shm`.",
+        description="Let clients on this host keep tensors in POSIX shared memory, and in CUDA's "
+        "where the fused engine has one GPU, by the Open Inference Protocol's extensions. Whoever "
+        "may send requests can then have every object read and written that this service may open "
+        "in `/dev/shm`; and a client that frees GPU memory in use may end the service.",
     )
 
     request_timeout_s: float = Field(

@@ -17,13 +17,20 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.batching.worker import EngineWorker
 from service.config import Settings
 from service.counts import FrontCounts
-from service.engine.base import Engine, LendsHostMemory, OnGpus, PinsHostMemory
+from service.engine.base import (
+    Engine,
+    LendsHostMemory,
+    OnGpus,
+    OpensDeviceMemory,
+    PinsHostMemory,
+)
 from service.errors import EngineDead, QueueFull, outcomes
 from service.front import InProgress
+from service.local_regions import LocalRegions
 from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 from service.nvml import GpuSampler
-from service.shared_memory import LocalRegions, Regions, RegionTable
+from service.shared_memory import Regions, RegionTable
 from service.shared_requests import SharedRequests
 from service.wire.window import Window
 
@@ -88,6 +95,7 @@ class Runtime:
             self.region_table = RegionTable(
                 engine if isinstance(engine, PinsHostMemory) else None,
                 int(_SHARED_MEMORY_SHARE * self._memory_bytes),
+                engine if isinstance(engine, OpensDeviceMemory) else None,
             )
             self.regions = LocalRegions(self.region_table)
         self.metrics = Metrics(

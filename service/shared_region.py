@@ -14,6 +14,7 @@ import errno
 import mmap
 import os
 import stat
+from typing import Protocol
 
 from service.engine.base import Buffer, DType, PinsHostMemory
 from service.errors import InvalidRequest
@@ -32,7 +33,7 @@ class Region:
         key: Name of the object.
         offset: First byte in the object.
         nbytes: Length.
-        identity: Device and inode, to tell whether two regions lie in the same object.
+        identity: With device and inode, to tell whether two regions lie in the same object.
     """
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int) -> None:
@@ -46,7 +47,7 @@ class Region:
         self.offset = offset
         self.nbytes = nbytes
         self._fd, found = _open(key)
-        self.identity = (found.st_dev, found.st_ino)
+        self.identity = ("file", found.st_dev, found.st_ino)
         self._users = 1
         self._pinned: memoryview | None = None
         self._pinner: PinsHostMemory | None = None
@@ -154,7 +155,19 @@ class Region:
         )
 
 
-def overlap(first: tuple[Region, Window], second: tuple[Region, Window]) -> bool:
+class Stretch(Protocol):
+    """A region as far as `overlap` knows it, of a shared memory object or of a GPU's memory."""
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """Equal where two lie in the same object."""
+
+    @property
+    def offset(self) -> int:
+        """First byte in the object."""
+
+
+def overlap(first: tuple[Stretch, Window], second: tuple[Stretch, Window]) -> bool:
     """Whether two windows have bytes of an object in common."""
     (a, a_window), (b, b_window) = first, second
     a_start, b_start = a.offset + a_window.offset, b.offset + b_window.offset

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from service.batching.admission import Lease, Slot
-from service.engine.base import DType
+from service.cuda_region import CudaRegion
+from service.engine.base import DType, Rows
 from service.errors import InvalidRequest, TooLarge
-from service.shared_memory import RegionTable, run_to_end
+from service.shared_memory import AnyRegion, RegionTable, run_to_end
 from service.shared_region import Region, overlap
 from service.wire.window import Window
 
@@ -34,8 +35,8 @@ class SharedTensors:
     """Where one request's input comes from and its answer goes to; close it when both are done.
 
     Attributes:
-        output: Where the engine writes the answer: the client's memory, or a slot from which
-            `write` copies it there; None for an answer that is sent.
+        output: Where the engine writes the answer: the client's memory, on the device too, or a
+            slot from which `write` copies it there; None for an answer that is sent.
     """
 
     def __init__(self, regions: RegionTable, moved: Callable[[str, int], None]) -> None:
@@ -47,10 +48,10 @@ class SharedTensors:
         """
         self._regions = regions
         self._moved = moved
-        self._source: tuple[Region, Window] | None = None
-        self._target: tuple[Region, Window] | None = None
+        self._source: tuple[AnyRegion, Window] | None = None
+        self._target: tuple[AnyRegion, Window] | None = None
         self._slot: _SharedSlot | None = None
-        self.output: memoryview | None = None
+        self.output: Rows | None = None
 
     def open(self, source: Window | None, target: Window | None, answer_bytes: int) -> None:
         """Find the regions, and keep them whatever becomes of their names.
@@ -80,9 +81,7 @@ class SharedTensors:
                 "outputs[0].parameters: the output's bytes must not be the input's, they overlap"
             )
 
-    async def read(
-        self, lease: Lease, tokens: int, dtype: DType, max_bytes: int
-    ) -> memoryview | None:
+    async def read(self, lease: Lease, tokens: int, dtype: DType, max_bytes: int) -> Rows | None:
         """The input, if it is in shared memory: in a slot, or where it is if the device reads it.
 
         Args:
@@ -94,7 +93,7 @@ class SharedTensors:
         Raises:
             TooLarge: it is larger than max_bytes.
             QueueFull: a bound of the queue would be passed.
-            InvalidRequest: the object is truncated.
+            InvalidRequest: the object is truncated, or the window not aligned.
         """
         if self._source is None:
             return None
@@ -105,10 +104,11 @@ class SharedTensors:
                 f"{window.nbytes}; raise max_body_bytes (MLP_MAX_BODY_BYTES)"
             )
         lease.grow(tokens, window.nbytes)
-        data = region.direct(window, dtype)
+        data = _direct(region, window, dtype, "inputs[0]")
         if data is not None:
             lease.at_end(region.acquire().release)
         else:
+            assert isinstance(region, Region)
             lease.exchange_slot(window.nbytes)
             data = slot = lease.slot.view
             if window.nbytes <= _OFF_LOOP_BYTES:
@@ -123,12 +123,12 @@ class SharedTensors:
         """Choose where the engine writes the answer.
 
         Raises:
-            InvalidRequest: the object is truncated.
+            InvalidRequest: the object is truncated, or the window not aligned.
         """
         if self._target is None:
             return
         region, window = self._target
-        self.output = region.direct(window, dtype)
+        self.output = _direct(region, window, dtype, "outputs[0]")
         if self.output is not None:
             lease.at_end(region.acquire().release)
             return
@@ -148,6 +148,7 @@ class SharedTensors:
             return
         region, window = self._target
         if self._slot is not None:
+            assert isinstance(region, Region)
             if window.nbytes <= _OFF_LOOP_BYTES:
                 region.write(window.offset, data)
             else:
@@ -163,5 +164,12 @@ class SharedTensors:
         if self._slot is not None:
             self._slot.release()
 
-    def _use(self, window: Window, where: str) -> Region:
+    def _use(self, window: Window, where: str) -> AnyRegion:
         return self._regions.use(window, where)
+
+
+def _direct(region: AnyRegion, window: Window, dtype: DType, where: str) -> Rows | None:
+    """The window's memory where the device alone copies from or to it, else None."""
+    if isinstance(region, CudaRegion):
+        return region.window(window, dtype, where)
+    return region.direct(window, dtype)

@@ -49,15 +49,19 @@ RULES = {
     "wire": Row("engine.base errors", "numpy"),
     "wire.window": Row(),
     "shared_region": Row("wire.window engine.base errors"),
-    "shared_memory": Row("shared_region wire.window engine.base errors"),
+    "cuda_region": Row("wire.window engine.base errors"),
+    "shared_memory": Row("shared_region cuda_region wire.window engine.base errors"),
+    "local_regions": Row("shared_memory shared_region cuda_region"),
     "nvml": Row("engine.base", "pynvml"),
     # What the routes know of the service, whichever process it runs in.
-    "shared_tensors": Row("shared_memory shared_region batching wire.window engine.base errors"),
+    "shared_tensors": Row(
+        "shared_memory shared_region cuda_region batching wire.window engine.base errors"
+    ),
     "shared_requests": Row("shared_tensors shared_memory batching wire.window errors"),
     "front": Row("batching shared_memory wire.window engine.base config counts errors"),
     "runtime": Row(
-        "front batching shared_requests shared_memory wire.window nvml engine.base config counts "
-        "errors memory_limit metrics"
+        "front batching shared_requests local_regions shared_memory wire.window nvml engine.base "
+        "config counts errors memory_limit metrics"
     ),
     "routes": Row(
         "front shared_memory wire batching engine.base config errors",
@@ -75,7 +79,9 @@ RULES = {
         "config counts errors metrics",
         "uvicorn",
     ),
-    "workers.remote": Row("workers front shared_memory wire.window batching config counts errors"),
+    "workers.remote": Row(
+        "workers front shared_memory wire.window batching engine.base config counts errors"
+    ),
     "workers.front_end": Row("workers http_server http_small garbage errors log"),
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),

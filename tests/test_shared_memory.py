@@ -12,6 +12,7 @@ from service import shared_memory
 from service.engine.base import DType
 from service.errors import InvalidRequest, NotFound
 from service.shared_memory import RegionTable, run_to_end
+from service.shared_region import Region
 from service.wire.window import Window
 from tests.engines import spec
 from tests.servers import wait_until
@@ -87,7 +88,7 @@ def test_a_name_is_given_once(memory: SharedObject) -> None:
     for name in ("", "x" * 256):
         with pytest.raises(InvalidRequest, match="region: must have 1 to 255 characters"):
             registered(regions, name, memory.key, 0, 10)
-    regions.unregister("r")
+    regions.unregister(Region, "r")
     assert registered(regions, "r", memory.key, 5, 20).nbytes == 20
 
 
@@ -105,7 +106,7 @@ def test_all_regions_together_have_a_limit(
 
 def test_regions_are_shown_as_they_were_registered(memory: SharedObject) -> None:
     regions = registered(table(), "r", memory.key, 100, 50)
-    (status,) = regions.status("r")
+    (status,) = regions.status(Region, "r")
     assert (status.name, status.key) == ("r", memory.key)
     assert (status.offset, status.nbytes) == (100, 50)
     assert (regions.count, regions.nbytes) == (1, 50)
@@ -116,13 +117,13 @@ def test_unregistering(memory: SharedObject) -> None:
     regions = table()
     for name in ("a", "b", "c"):
         registered(regions, name, memory.key, 0, 10)
-    regions.unregister("a")
-    regions.unregister("a")
-    assert [region.name for region in regions.status()] == ["b", "c"]
+    regions.unregister(Region, "a")
+    regions.unregister(Region, "a")
+    assert [region.name for region in regions.status(Region)] == ["b", "c"]
     with pytest.raises(NotFound, match="'a' is not"):
-        regions.status("a")
+        regions.status(Region, "a")
     regions.unregister_all()
-    assert regions.status() == []
+    assert regions.status(Region) == []
     assert open_files() <= before  # others' may be closed meanwhile
 
 
@@ -139,7 +140,7 @@ def test_whoever_uses_a_region_keeps_it(memory: SharedObject) -> None:
     before = open_files()
     regions = registered(table(), "r", memory.key, 0, 10)
     region = regions.use(Window("r", 0, 10), "inputs[0]")
-    regions.unregister("r")
+    regions.unregister(Region, "r")
     memory.path.unlink()
     region.write(0, b"0123456789")
     target = memoryview(bytearray(10))
@@ -183,8 +184,8 @@ def test_memory_that_cannot_be_pinned_is_copied(memory: SharedObject) -> None:
     pinner = Pinner()
     pinner.can = False
     regions = registered(table(pinner), "r", memory.key, 0, 500)
-    assert regions.status()[0].direct(Window("r", 0, 500), DType.FP32) is None
-    regions.unregister("r")
+    assert regions.status(Region)[0].direct(Window("r", 0, 500), DType.FP32) is None
+    regions.unregister(Region, "r")
 
 
 def test_a_name_is_taken_while_its_memory_is_pinned(memory: SharedObject) -> None:

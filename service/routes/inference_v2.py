@@ -146,6 +146,7 @@ def _documents(front: Front) -> APIRouter:
         return server_metadata(
             __version__,
             shared_memory=front.regions is not None,
+            cuda_shared_memory=front.regions is not None and front.regions.cuda is not None,
             backend=front.backend,
             device=front.device,
             reason=front.reason,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import binascii
+from base64 import b64decode
+from typing import Any, Protocol, TypeAlias
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,65 +13,126 @@ from starlette.responses import JSONResponse
 from service.errors import InvalidRequest, NotFound
 from service.front import Front
 from service.routes.body import parse_content_length, receive_into
-from service.shared_memory import Regions, RegionStatus
+from service.shared_memory import CudaRegions, Regions
 from service.wire.json_text import load_json
-from service.wire.v2_fields import member
+from service.wire.quoting import quote
+from service.wire.v2_fields import Object, member
 
-# A region's name, a key, two numbers.
+# A region's name, a key or handle, two numbers.
 _LONGEST_BODY_BYTES = 4096
 _SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+# Of a cudaIpcMemHandle_t.
+_HANDLE_BYTES = 64
+
+_Shown: TypeAlias = list[dict[str, Any]]
 
 
-def shared_memory_router(front: Front) -> APIRouter:
-    """Register, unregister and show regions; where that is not allowed, say so."""
-    router = APIRouter()
-    _refuse(
-        router,
-        "/v2/cudasharedmemory",
-        "CUDA shared memory: is not served; system shared memory is, where it is allowed",
-    )
-    if front.regions is None:
-        _refuse(
-            router,
-            _SYSTEM,
-            "shared memory: is not allowed; client_shared_memory (MLP_CLIENT_SHARED_MEMORY) "
-            "allows it",
-        )
-    else:
-        _add_routes(router, front.regions, front.settings.receive_timeout_s)
-    return router
+class _Kind(Protocol):
+    """One kind of shared memory, as JSON speaks of it."""
+
+    async def register(self, name: str, fields: Object) -> None:
+        """May raise InvalidRequest."""
+
+    async def unregister(self, name: str | None) -> None:
+        """One region or all."""
+
+    async def status(self, name: str | None) -> _Shown:
+        """One region or all; may raise NotFound."""
 
 
-def _add_routes(router: APIRouter, regions: Regions, timeout_s: float) -> None:
-    @router.get(f"{_SYSTEM}/status", summary="All regions of shared memory")
-    async def all_regions() -> list[dict[str, Any]]:
-        return [_status(region) for region in await regions.status(None)]
+class _System:
+    """POSIX shared memory objects."""
 
-    @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions")
-    async def forget_all() -> JSONResponse:
-        await regions.unregister(None)
-        return JSONResponse({})
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self.unregister = regions.unregister
 
-    # Names may hold slashes: clients send them quoted, and servers hand paths on unquoted.
-    one = f"{_SYSTEM}/region/{{region:path}}"
-
-    @router.get(f"{one}/status", summary="One region of shared memory")
-    async def one_region(region: str) -> list[dict[str, Any]]:
-        return [_status(found) for found in await regions.status(region)]
-
-    @router.post(f"{one}/unregister", summary="Forget a region; none of that name is no error")
-    async def forget(region: str) -> JSONResponse:
-        await regions.unregister(region)
-        return JSONResponse({})
-
-    @router.post(f"{one}/register", summary="Name a stretch of a POSIX shared memory object")
-    async def register(region: str, request: Request) -> JSONResponse:
-        fields = await _read_object(request, timeout_s)
+    async def register(self, name: str, fields: Object) -> None:
         key = member(fields, "key", str, "")
         nbytes = member(fields, "byte_size", int, "")
         if key is None or nbytes is None:
             raise InvalidRequest("key, byte_size: must be given")
-        await regions.register(region, key, member(fields, "offset", int, "") or 0, nbytes)
+        await self._regions.register(name, key, member(fields, "offset", int, "") or 0, nbytes)
+
+    async def status(self, name: str | None) -> _Shown:
+        return [
+            {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes}
+            for one in await self._regions.status(name)
+        ]
+
+
+class _Cuda:
+    """Memory of the engine's GPU, by CUDA's handles."""
+
+    def __init__(self, regions: CudaRegions) -> None:
+        self._regions = regions
+        self.unregister = regions.unregister
+
+    async def register(self, name: str, fields: Object) -> None:
+        device = member(fields, "device_id", int, "")
+        nbytes = member(fields, "byte_size", int, "")
+        if device is None or nbytes is None:
+            raise InvalidRequest("raw_handle, device_id, byte_size: must be given")
+        await self._regions.register(name, _handle_in(fields), device, nbytes)
+
+    async def status(self, name: str | None) -> _Shown:
+        return [
+            {"name": one.name, "device_id": one.device, "byte_size": one.nbytes}
+            for one in await self._regions.status(name)
+        ]
+
+
+def shared_memory_router(front: Front) -> APIRouter:
+    """Register, unregister and show regions; where that is not allowed or served, say so."""
+    router = APIRouter()
+    regions, timeout_s = front.regions, front.settings.receive_timeout_s
+    if regions is None:
+        sentence = (
+            "shared memory: is not allowed; client_shared_memory (MLP_CLIENT_SHARED_MEMORY) "
+            "allows it"
+        )
+        _refuse(router, _SYSTEM, sentence)
+        _refuse(router, _CUDA, sentence)
+        return router
+    _add_routes(router, _SYSTEM, _System(regions), timeout_s)
+    if regions.cuda is None:
+        _refuse(
+            router,
+            _CUDA,
+            f"CUDA shared memory: needs the fused engine on one GPU, this is {front.backend} on "
+            f"{front.device}; system shared memory is served",
+        )
+    else:
+        _add_routes(router, _CUDA, _Cuda(regions.cuda), timeout_s)
+    return router
+
+
+def _add_routes(router: APIRouter, prefix: str, kind: _Kind, timeout_s: float) -> None:
+    @router.get(f"{prefix}/status", summary="All regions of shared memory")
+    async def all_regions() -> _Shown:
+        return await kind.status(None)
+
+    @router.post(f"{prefix}/unregister", summary="Forget all regions")
+    async def forget_all() -> JSONResponse:
+        await kind.unregister(None)
+        return JSONResponse({})
+
+    # Names may hold slashes: clients send them quoted, and servers hand paths on unquoted.
+    one = f"{prefix}/region/{{region:path}}"
+
+    @router.get(f"{one}/status", summary="One region of shared memory")
+    async def one_region(region: str) -> _Shown:
+        return await kind.status(region)
+
+    @router.post(f"{one}/unregister", summary="Forget a region; none of that name is no error")
+    async def forget(region: str) -> JSONResponse:
+        await kind.unregister(region)
+        return JSONResponse({})
+
+    @router.post(f"{one}/register", summary="Name a stretch of memory that the client shares")
+    async def register(region: str, request: Request) -> JSONResponse:
+        await kind.register(region, await _read_object(request, timeout_s))
         return JSONResponse({})
 
 
@@ -79,13 +142,21 @@ def _refuse(router: APIRouter, prefix: str, sentence: str) -> None:
         raise NotFound(sentence)
 
 
-def _status(region: RegionStatus) -> dict[str, Any]:
-    return {
-        "name": region.name,
-        "key": region.key,
-        "offset": region.offset,
-        "byte_size": region.nbytes,
-    }
+def _handle_in(fields: Object) -> bytes:
+    """The bytes of `raw_handle`."""
+    text = member(member(fields, "raw_handle", dict, "") or {}, "b64", str, "raw_handle.")
+    if text is None:
+        raise InvalidRequest("raw_handle.b64: must be given")
+    try:
+        handle = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        handle = b""
+    if len(handle) != _HANDLE_BYTES:
+        raise InvalidRequest(
+            f"raw_handle.b64: must be the {_HANDLE_BYTES} bytes of a CUDA IPC handle in base64, is "
+            f"{quote(text)}"
+        )
+    return handle
 
 
 async def _read_object(request: Request, timeout_s: float) -> dict[str, object]:
@@ -100,5 +171,5 @@ async def _read_object(request: Request, timeout_s: float) -> dict[str, object]:
     received = await receive_into(request.receive, body, timeout_s)
     fields = load_json(body[:received])
     if not isinstance(fields, dict):
-        raise InvalidRequest("JSON: must be an object with key, offset and byte_size")
+        raise InvalidRequest("JSON: must be an object that describes a region")
     return fields

@@ -12,6 +12,7 @@ from service.wire.v2_input import DATATYPES, INPUT
 PLATFORM = "tilemlp"
 EXTENSIONS = ("binary_tensor_data", "statistics", "model_configuration", "model_repository")
 SHARED_MEMORY = "system_shared_memory"
+CUDA_SHARED_MEMORY = "cuda_shared_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,15 @@ class ModelStatistics:
     compute_output: Duration
 
 
-def server_metadata(version: str, *, shared_memory: bool, **ours: str) -> dict[str, object]:
+def server_metadata(
+    version: str, *, shared_memory: bool, cuda_shared_memory: bool = False, **ours: str
+) -> dict[str, object]:
     """Body of `GET /v2`; `ours` is what the protocol does not have, such as the backend."""
-    extensions = [*EXTENSIONS, *([SHARED_MEMORY] if shared_memory else [])]
+    extensions = list(EXTENSIONS)
+    if shared_memory:
+        extensions.append(SHARED_MEMORY)
+    if cuda_shared_memory:
+        extensions.append(CUDA_SHARED_MEMORY)
     return {"name": PLATFORM, "version": version, "extensions": extensions, **ours}
 
 

@@ -18,6 +18,7 @@ class Hello:
         index: Which front end it is.
         arena_bytes: Of the shared memory's two arenas, each.
         reason: Why it is this backend on this device.
+        cuda_shared_memory: Clients may share memory of the engine's GPU.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Hello:
     backend: str
     device: str
     reason: str
+    cuda_shared_memory: bool
 
     def pack(self) -> bytes:
         """As JSON."""
@@ -48,4 +50,4 @@ class Hello:
         return cls(**found, settings=settings, model=ModelSpec(**model))
 
 
-_PLAIN = ("index", "arena_bytes", "backend", "device", "reason")
+_PLAIN = ("index", "arena_bytes", "backend", "device", "reason", "cuda_shared_memory")

@@ -115,6 +115,7 @@ class Pool:
             backend=runtime.backend,
             device=runtime.device,
             reason=runtime.reason,
+            cuda_shared_memory=runtime.regions is not None and runtime.regions.cuda is not None,
         )
         front_end = self.front_ends[index] = FrontEndProcess(
             hello,

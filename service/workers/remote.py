@@ -13,6 +13,7 @@ from typing import Any
 from service.batching.health import Health
 from service.batching.request import Answer, Holding, PendingRequest
 from service.counts import FrontCounts
+from service.engine.base import host_rows
 from service.errors import EngineDead, ServiceError
 from service.front import InProgress
 from service.shared_memory import Regions
@@ -114,7 +115,7 @@ class RemoteFront:
         self.in_progress = InProgress()
         self.regions: Regions | None = None
         if hello.settings.client_shared_memory:
-            self.regions = RemoteRegions(self._call_regions)
+            self.regions = RemoteRegions(self._call_regions, serves_cuda=hello.cuda_shared_memory)
         self.counts: FrontCounts = memory.counts(hello.index)
         self._memory = memory
         self._on_dead = on_dead
@@ -225,7 +226,8 @@ class RemoteFront:
         try:
             if self._dead is not None:
                 raise self._dead
-            offset = await self._place(held, request.data)
+            data = host_rows(request.data)
+            offset = await self._place(held, data)
         except BaseException:
             held.release()
             raise
@@ -239,7 +241,7 @@ class RemoteFront:
                 layer,
                 held.request,
                 offset,
-                request.data.nbytes,
+                data.nbytes,
                 request.tokens,
                 held.body_bytes,
                 math.inf if request.deadline is None else request.deadline,

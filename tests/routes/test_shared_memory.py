@@ -57,7 +57,7 @@ def test_triton_client_as_it_is(sharing: Service) -> None:
         assert client.get_system_shared_memory_status() == []
         with pytest.raises(InferenceServerException, match="'in/1' is not"):
             client.get_system_shared_memory_status("in/1")
-        with pytest.raises(InferenceServerException, match="CUDA shared memory: is not served"):
+        with pytest.raises(InferenceServerException, match="CUDA shared memory: needs the fused"):
             client.register_cuda_shared_memory("c", b"handle", 0, 10)
     finally:
         client.close()

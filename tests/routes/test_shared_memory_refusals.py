@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from service.shared_region import Region
 from tests.e2e.scrape import Scrape, wait_at_rest
 from tests.engines import FakeEngine, expected
 from tests.routes.bodies import rows
@@ -39,11 +40,11 @@ def test_what_does_not_fit_is_refused(
     words: str,
 ) -> None:
     register(sharing, "again", memory, offset=200)
-    users = [region._users for region in sharing.runtime.region_table.status()]
+    users = [region._users for region in sharing.runtime.region_table.status(Region)]
     sentence = refusal(infer(sharing, rows(2), source, target or {"binary_data": True}))
     assert words in sentence
     assert memory.read(0, SIZE) == bytes(SIZE)
-    assert [region._users for region in sharing.runtime.region_table.status()] == users
+    assert [region._users for region in sharing.runtime.region_table.status(Region)] == users
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,12 @@ def test_server_metadata_says_what_runs_and_why():
     assert found["name"] == "tilemlp"
 
 
+def test_server_metadata_says_whose_memory_may_be_shared():
+    found = server_metadata("1", shared_memory=True, cuda_shared_memory=True)
+    assert found["extensions"][-2:] == ["system_shared_memory", "cuda_shared_memory"]
+    assert "cuda_shared_memory" not in found
+
+
 def test_model_metadata():
     assert model_metadata(SPEC) == {
         "name": "small",

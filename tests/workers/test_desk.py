@@ -16,8 +16,9 @@ from service.batching.blocks import Blocks
 from service.batching.policy import Limits
 from service.engine.base import DType, Output
 from service.errors import outcomes
+from service.local_regions import LocalRegions
 from service.metrics import Metrics
-from service.shared_memory import LocalRegions, RegionTable
+from service.shared_memory import RegionTable
 from service.shared_region import Region
 from service.shared_requests import SharedRequests
 from service.wire.window import Window
@@ -324,7 +325,7 @@ def test_rows_in_clients_memory_go_from_it_and_to_it():
             assert made.read(0, 4 * ROW) == b"x" * (2 * ROW) + b"y" * (2 * ROW)
             service.tell(Kind.RELEASE, request=1)
             assert service.lent == NOTHING
-            assert service.regions.status("r")[0]._users == 1
+            assert service.regions.status(Region, "r")[0]._users == 1
 
     _run(test)
 
@@ -354,7 +355,7 @@ def test_a_front_end_that_dies_while_its_input_is_read(monkeypatch):
             await asyncio.gather(*service.desk._tasks)
             assert service.lent == NOTHING
             assert not service.batches
-            assert service.regions.status("r")[0]._users == 1
+            assert service.regions.status(Region, "r")[0]._users == 1
 
     _run(test)
 
@@ -375,7 +376,7 @@ def test_windows_that_are_refused_hold_nothing(windows, sentence):
             await service.run()
             assert sentence in str(unpack_error(service.channel.said[-1].text))
             assert service.lent == NOTHING
-            assert service.regions.status("r")[0]._users == 1
+            assert service.regions.status(Region, "r")[0]._users == 1
 
     _run(test)
 
@@ -395,7 +396,8 @@ def test_regions_by_records():
             assert (await call("unregister", "r")).text == b"null"
             assert unpack_error((await call("status", "r")).text).code == "not_found"
             assert service.channel.is_open
-            await call("steal", "r")
+            # The engine opens no memory of a GPU, and front ends were told so.
+            await call("status_cuda", None)
             assert not service.channel.is_open
 
     _run(test)

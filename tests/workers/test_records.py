@@ -88,5 +88,5 @@ def test_a_bug_is_internal_and_a_long_sentence_is_cut():
 def test_hello_carries_all_settings_and_the_key():
     model = ModelSpec("m", 16, 32, (0, 7), "gelu_tanh", DType.BF16)
     settings = Settings(workers=2, api_key=SecretStr("secret-key"), drain_delay_s=0.25)
-    hello = Hello(1, 1 << 20, settings, model, "fused", "NVIDIA H200", "why")
+    hello = Hello(1, 1 << 20, settings, model, "fused", "NVIDIA H200", "why", True)
     assert Hello.unpack(hello.pack()) == hello
