@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from service.batching.request import Answer, BodyRoom, PendingRequest
 from service.config import Settings
@@ -283,7 +283,8 @@ class Bundles:
     def _send(self, key: Key, members: list[PendingRequest]) -> None:
         offset, number = self._free.pop(), self._numbers()
         bundle = self._sent[number] = Bundle(number, offset, members, self._clock())
-        rows = b"".join([member.data for member in members])
+        # Only what came in a body is gathered.
+        rows = b"".join(cast("list[memoryview]", [member.data for member in members]))
         self._rooms[offset : offset + len(rows)] = rows
         for member in members:
             assert isinstance(member.lease, Gathered)

@@ -283,9 +283,11 @@ class RemoteFront:
 
     async def _submit_alone(self, request: PendingRequest) -> asyncio.Future[Answer]:
         """Queue a request by itself that has travelled in a bundle."""
-        nbytes = request.data.nbytes
+        data = request.data
+        assert isinstance(data, memoryview)
+        nbytes = data.nbytes
         held = await self.admit(request.tokens, nbytes)
-        held.slot.view[:] = request.data.cast("B")
+        held.slot.view[:] = data.cast("B")
         held.settle(request.tokens, nbytes)
         request.lease, request.data = held, held.slot.view
         return await self.submit(request)
