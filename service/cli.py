@@ -67,7 +67,8 @@ def _flag_type(info: FieldInfo) -> type[int] | type[float] | type[str]:
 
 
 def _flag_help(name: str, info: FieldInfo) -> str:
-    default = "" if info.default is None else f", default {info.default}"
+    depends = info.default is None or info.default_factory is not None
+    default = "" if depends else f", default {info.default}"
     return f"{info.description} (MLP_{name.upper()}{default})"
 
 

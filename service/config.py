@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.cgroups import cores
 from service.errors import ConfigError
 
 MIB = 1 << 20
@@ -23,6 +24,11 @@ Preset = Literal[
     "qwen2.5-32b",
     "qwen2.5-72b",
 ]
+
+# Fewer are not worth processes of their own; with more than 8 front ends the engine's process is
+# what is busiest.
+_MANY_CORES = 8
+_MOST_DEFAULT_WORKERS = 8
 
 
 class Settings(BaseSettings):
@@ -93,11 +99,11 @@ class Settings(BaseSettings):
     )
 
     workers: int = Field(
-        default=0,
+        default_factory=lambda: default_workers(cores()),
         ge=0,
         le=64,
         description="Processes that serve HTTP, beside the one with the engine; 0 serves it in the "
-        "engine's own.",
+        "engine's own. By default half as many as there are cores, 8 at most, and 0 below 8 cores.",
     )
 
     max_batch_tokens: int = Field(
@@ -199,6 +205,11 @@ class Settings(BaseSettings):
                 f"is {self.drain_delay_s}"
             )
         return self
+
+
+def default_workers(available: int) -> int:
+    """Front ends by default where so many cores are available."""
+    return min(_MOST_DEFAULT_WORKERS, available // 2) if available >= _MANY_CORES else 0
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -32,6 +32,8 @@ def settings_table() -> str:
     rows = []
     for name, info in Settings.model_fields.items():
         default = "" if info.default is None else f"`{info.default}`"
+        if info.default_factory is not None:
+            default = "from the cores"
         flag = name.replace("_", "-")
         rows.append((f"`MLP_{name.upper()}`", f"`--{flag}`", default, info.description or ""))
     return markdown_table(("variable", "flag", "default", "meaning"), rows)

@@ -15,6 +15,7 @@ from service.batching.health import Health
 from service.batching.policy import Limits
 from service.batching.request import Answer, Holding, PendingRequest
 from service.batching.worker import EngineWorker
+from service.cgroups import memory_limit_bytes
 from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import (
@@ -27,7 +28,6 @@ from service.engine.base import (
 from service.errors import EngineDead, QueueFull, outcomes
 from service.front import InProgress
 from service.local_regions import LocalRegions
-from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 from service.nvml import GpuSampler
 from service.shared_memory import Regions, RegionTable

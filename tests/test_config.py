@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from service.config import Settings, load_settings, parse_devices, parse_layers
+from service.config import (
+    Settings,
+    default_workers,
+    load_settings,
+    parse_devices,
+    parse_layers,
+)
 from service.errors import ConfigError
 
 # A value for every setting, as its variable is written and as it is read.
@@ -264,7 +270,8 @@ def test_layers_that_cannot_be(text: str):
 def test_an_empty_variable_is_as_if_not_given(name: str, monkeypatch: pytest.MonkeyPatch):
     """As compose files leave it; MLP_HOST= once meant every interface."""
     monkeypatch.setenv(f"MLP_{name.upper()}", "")
-    assert getattr(load_settings(), name) == Settings.model_fields[name].default
+    default = Settings.model_fields[name].get_default(call_default_factory=True)
+    assert getattr(load_settings(), name) == default
 
 
 def test_an_empty_api_key_is_refused_rather_than_taken_for_no_key(
@@ -291,3 +298,8 @@ def test_devices():
     assert parse_devices("2,0,11") == (2, 0, 11)
     with pytest.raises(ConfigError, match="devices: must name each GPU once, is '1,1'"):
         parse_devices("1,1")
+
+
+def test_front_ends_by_default():
+    found = [default_workers(cores) for cores in (1, 2, 7, 8, 12, 16, 64)]
+    assert found == [0, 0, 0, 4, 6, 8, 8]

@@ -37,10 +37,10 @@ RULES = {
     "": Row(),
     "errors": Row(),
     "log": Row(),
-    "memory_limit": Row(),
+    "cgroups": Row(),
     "counts": Row(),
     "metrics": Row("counts", third="prometheus_client"),
-    "config": Row("errors", "pydantic pydantic_settings"),
+    "config": Row("cgroups errors", "pydantic pydantic_settings"),
     # The words that everybody shares: whoever moves requests must not need to load torch.
     "engine.base": Row(),
     "kernels": Row("errors", "torch"),
@@ -61,7 +61,7 @@ RULES = {
     "front": Row("batching shared_memory wire.window engine.base config counts errors"),
     "runtime": Row(
         "front batching shared_requests local_regions shared_memory wire.window nvml engine.base "
-        "config counts errors memory_limit metrics"
+        "config counts errors cgroups metrics"
     ),
     "routes": Row(
         "front shared_memory wire batching engine.base config errors",
@@ -94,7 +94,7 @@ RULES = {
         "litserve bentoml _bentoml_sdk ray fastapi starlette numpy torch matplotlib",
     ),
     "bench": Row(
-        "load server batching engine kernels config errors log metrics",
+        "load server batching engine kernels config cgroups errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench.peers bench runtime config errors metrics"),

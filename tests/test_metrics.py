@@ -10,9 +10,9 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.cgroups import memory_limit_bytes
 from service.config import Settings
 from service.errors import outcomes
-from service.memory_limit import memory_limit_bytes
 from service.metrics import Metrics
 from service.routes.health import EXPOSITION
 from service.runtime import Runtime

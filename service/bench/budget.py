@@ -116,7 +116,7 @@ def run_budget_bench(options: BudgetOptions, progress: Progress) -> list[str]:
         # All at once, since starting takes longer than measuring; then one after the other.
         served = []
         for model in options.models:
-            served.append(ServedModel(preset=model))
+            served.append(ServedModel(preset=model, workers=0))
             stack.callback(served[-1].close)
         for model, one in zip(options.models, served, strict=True):
             one.wait_ready()

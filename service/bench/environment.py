@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from service.cgroups import cores
+
 _PACKAGES = ("fastapi", "httptools", "starlette", "torch", "uvicorn", "uvloop")
 
 
@@ -28,11 +30,16 @@ def describe_environment(
         "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit or _commit(),
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "machine": f"{_processor()}, {_cores()} cores",
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": _versions(packages),
     }
+
+
+def _cores() -> str:
+    usable, there = cores(), os.cpu_count()
+    return str(there) if usable == there else f"{usable} of {there}"
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

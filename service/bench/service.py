@@ -21,6 +21,7 @@ from service.bench.gpu import describe_gpu
 from service.bench.processes import MeasuredServer
 from service.bench.service_results import STUB, ServiceResults
 from service.bench.stub import HIDDEN_SIZE
+from service.cgroups import cores
 from service.engine.gpus import gpu_slug
 from service.metrics import Metrics
 
@@ -136,7 +137,7 @@ def has_many_cores() -> bool:
 
 def half_the_cores() -> int:
     """Those of servers or of clients."""
-    return max(1, (os.cpu_count() or 1) // 2)
+    return max(1, cores() // 2)
 
 
 def _measure_case(

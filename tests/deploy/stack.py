@@ -21,10 +21,12 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A command in the repository's root, its output captured; tools of the environment first."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # What is set for servers of tests would be passed on to those of containers.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("MLP_")}
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {"PATH": path} | environment,
+        env={**ours, "PATH": path, **environment},
         capture_output=True,
         text=True,
         timeout=timeout_s,

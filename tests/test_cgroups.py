@@ -1,4 +1,4 @@
-"""The memory limit, as container runtimes set it: versions 1 and 2, nested, absent."""
+"""Limits as container runtimes set them: versions 1 and 2, nested, absent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.memory_limit import memory_limit_bytes
+from service.cgroups import cores, memory_limit_bytes
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 # What version 1 says where there is no limit.
@@ -60,3 +60,37 @@ def test_a_machine_without_cgroups_has_its_memory(tmp_path: Path):
 
 def test_this_process_may_use_some_memory():
     assert 0 < memory_limit_bytes() <= MACHINE
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),
+        ("0::/pod/app\n", {"pod/cpu.max": "300000 100000", "pod/app/cpu.max": "max 100000"}, 3),
+        ("0::/\n", {"cpu.max": "1000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "9000000 100000\n"}, 8),
+        (
+            "3:cpu,cpuacct:/docker/1\n",
+            {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"},
+            4,
+        ),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("", {}, 8),
+    ],
+)
+def test_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    membership: str,
+    files: dict[str, str],
+    expected: int,
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    cgroups, names = tmp_path / "cgroup", tmp_path / "names"
+    for name, text in files.items():
+        path = cgroups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    names.write_text(membership)
+    assert cores(cgroups, names) == expected
