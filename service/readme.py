@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from service.bench.decode_table import decode_bench_table
-from service.bench.engine_table import budget_table, engine_bench_table
+from service.bench.engine_table import (
+    budget_table,
+    engine_bench_table,
+    more_gpus_table,
+    soak_sentences,
+)
 from service.bench.kernel_table import kernel_bench_table
 from service.bench.markdown import markdown_table
 from service.bench.peers.table import peer_tables
@@ -118,7 +123,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "service bench": service_bench_table,
     "peers bench": lambda: peer_tables(RESULTS),
     "engine bench": lambda: engine_bench_table(RESULTS),
+    "more gpus": lambda: more_gpus_table(RESULTS),
     "time budget": lambda: budget_table(RESULTS),
+    "soak": lambda: soak_sentences(RESULTS),
     "kernels bench": lambda: kernel_bench_table(RESULTS),
     "decode bench": lambda: decode_bench_table(RESULTS),
     "containers": container_sentence,

@@ -1,9 +1,10 @@
-"""The README's blocks of the engine alone and of a request's time budget, from results files."""
+"""The README's blocks of the engine, of a request's time budget and of the soak."""
 
 from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from service.bench.markdown import markdown_table, percent
 def engine_bench_table(results: Path) -> str:
     """What `tilemlp bench engine` last wrote, with where and how."""
     (path,) = results.glob("*-engine.csv")
-    with path.open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = _rows(path)
     header = ("model", "batch", "batches/s", "GB/s", "GPU busy", "of the bus", "µs alone")
     rows = [
         (
@@ -37,6 +37,53 @@ def engine_bench_table(results: Path) -> str:
         f"each kernel: for kernels of microseconds a part of their launches counts too. "
         f"{_where(about)}"
     )
+
+
+def more_gpus_table(results: Path) -> str:
+    """The engine on several GPUs against one, where `bench engine --devices` has measured it."""
+    blocks = []
+    for path in sorted(results.glob("*-engine-x*.csv")):
+        slug, _, count = path.stem.rpartition("-engine-x")
+        one = {_case(row): row for row in _rows(results / f"{slug}-engine.csv")}
+        rows = []
+        for row in _rows(path):
+            alone, together = one[_case(row)]["batches_per_s"], row["batches_per_s"]
+            times = f"{float(together) / float(alone):.2f}×"
+            busy = percent(float(row["busy_share"]))
+            batch = f"{row['requests']} × {row['rows']}"
+            rows.append((row["model"], batch, alone, together, times, busy))
+        header = ("model", "batch", "one GPU, batches/s", f"{count} GPUs", "ratio", "busy")
+        blocks.append(f"{markdown_table(header, rows)}\n\n{_where(_about(path))}")
+    return "\n\n".join(blocks) or "Not measured yet."
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _case(row: Mapping[str, str]) -> tuple[str, str, str]:
+    return row["model"], row["requests"], row["rows"]
+
+
+def soak_sentences(results: Path) -> str:
+    """What `tilemlp bench soak` last saw."""
+    found = []
+    for path in sorted(results.glob("*-soak.json")):
+        about: dict[str, Any] = json.loads(path.read_text())
+        windows = about["windows"][1:]
+        rates = [window["requests_per_s"] for window in windows]
+        tails = [window["p99_ms"] for window in windows]
+        found.append(
+            f"{about['seconds']:.0f} s of {about['connections']} connections of mixed requests "
+            f"({', '.join(f'{rows} rows: {share:.0%}' for rows, share in about['rows'])}) at "
+            f"{about['model']}, {about['workers']} front ends: {min(rates):.0f} to "
+            f"{max(rates):.0f} requests/s, p99 {min(tails):.1f} to {max(tails):.1f} ms from window "
+            f"to window, {about['errors']} errors; from the second window to the last, anonymous "
+            f"memory of all processes grew by {about['host_growth_bytes'] / 2**20:+.1f} MiB and "
+            f"memory of the GPU by {about['gpu_growth_bytes'] / 2**20:+.1f} MiB. {_where(about)}"
+        )
+    return "\n\n".join(found) or "Not measured yet."
 
 
 def budget_table(results: Path) -> str:

@@ -12,6 +12,8 @@ from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
 from service.bench.kernel_options import Progress
 from service.bench.served import Samples, ServedModel
+from service.cgroups import cores
+from service.config import default_workers
 from service.engine.gpus import gpu_slug
 from service.load.options import LoadOptions
 from service.load.run import run_load
@@ -47,7 +49,7 @@ class Window:
     """One part of the soak, and what was in use at its end.
 
     Attributes:
-        host_bytes: Resident memory of the service.
+        host_bytes: Resident memory of the service's processes, without what they share.
         gpu_bytes: Memory in use on all its GPUs, by whichever process; 0 without one.
     """
 
@@ -66,7 +68,8 @@ def run_soak(options: SoakOptions, progress: Progress) -> list[str]:
         StartError: the service did not start, or could not be asked.
     """
     windows: list[Window] = []
-    with ServedModel(preset=options.model) as served:
+    workers = default_workers(cores())
+    with ServedModel(preset=options.model, workers=workers) as served:
         for index in range(WINDOWS):
             progress(index, WINDOWS, f"window {index + 1} of {WINDOWS}")
             windows.append(_run_window(served, options.seconds / WINDOWS, index))
@@ -76,6 +79,7 @@ def run_soak(options: SoakOptions, progress: Progress) -> list[str]:
         **(describe_gpu() if on_gpu else {}),
         "model": options.model,
         "seconds": options.seconds,
+        "workers": workers,
         "connections": CONNECTIONS,
         "rows": ROWS,
         **summarise(windows),
@@ -108,7 +112,7 @@ def _run_window(served: ServedModel, seconds: float, seed: int) -> Window:
         p50_ms=0.0 if latency is None else round(latency.p50_s * 1e3, 3),
         p99_ms=0.0 if latency is None else round(latency.p99_s * 1e3, 3),
         errors=result.errors,
-        host_bytes=int(samples["process_resident_memory_bytes"]),
+        host_bytes=served.resident_bytes(),
         gpu_bytes=gpu_bytes(samples),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -21,12 +22,22 @@ from service.bench.budget import (
     write_rows,
 )
 from service.bench.budget_plot import draw_budget, plot_budget
+from service.bench.engine_table import more_gpus_table, soak_sentences
 from service.bench.served import Samples, ServedModel, parse_samples
 from service.bench.soak import Window, gpu_bytes, summarise
 from service.errors import ConfigError, StartError
 from service.load.options import LoadOptions
 from service.load.report import LoadResult, Quantiles
 
+WHERE = {
+    "gpu": "NVIDIA H200",
+    "driver": "580.1",
+    "versions": {"torch": "2.11.0"},
+    "machine": "a CPU, 16 cores",
+    "commit": "abc",
+    "date": "2026-11-30T00:00:00",
+    "command": "tilemlp bench x",
+}
 BEFORE = """\
 # HELP mlp_stage_duration_seconds Time per stage
 mlp_requests_total{api="mlp",outcome="ok"} 10.0
@@ -105,7 +116,8 @@ class Pretending:
 
     made: ClassVar[list[Pretending]] = []
 
-    def __init__(self, *, preset: str) -> None:
+    def __init__(self, *, preset: str, workers: int) -> None:
+        assert workers == 0, "the stages are of one process"
         self.preset = preset
         self.url = f"http://{preset}"
         self.ready = self.closed = False
@@ -192,11 +204,11 @@ def test_growth_counts_from_the_second_window_on() -> None:
 
 
 def test_the_service_is_started_scraped_and_ended() -> None:
-    with ServedModel(device="cpu") as server:
+    with ServedModel(device="cpu", workers=1) as server:
         samples = server.samples()
         assert samples["mlp_ready"] == 1
         assert samples['mlp_requests_total{api="mlp",outcome="ok"}'] == 0
-        assert samples["process_resident_memory_bytes"] > 1e6
+        assert server.resident_bytes() > 1e6
     assert server._process.returncode == 0
 
 
@@ -209,3 +221,34 @@ def test_a_service_that_never_becomes_ready_is_ended(monkeypatch) -> None:
     monkeypatch.setattr(served, "_START_S", 0.0)
     with pytest.raises(StartError, match="did not become ready"):
         ServedModel(device="cpu").wait_ready()
+
+
+def test_the_soak_is_told_in_sentences(tmp_path: Path) -> None:
+    assert soak_sentences(tmp_path) == "Not measured yet."
+    windows = [window(requests_per_s=9.0), window(requests_per_s=100.0), window(p99_ms=3.5)]
+    about = {
+        **WHERE,
+        "seconds": 600.0,
+        "connections": 32,
+        "rows": [[1, 0.4], [64, 0.6]],
+        "model": "qwen2.5-0.5b",
+        "workers": 8,
+        **summarise(windows),
+        "windows": [asdict(one) for one in windows],
+    }
+    (tmp_path / "h200-soak.json").write_text(json.dumps(about))
+    text = soak_sentences(tmp_path)
+    assert "600 s of 32 connections of mixed requests (1 rows: 40%, 64 rows: 60%)" in text
+    # The first window, in which everything is used for the first time, is left out.
+    assert "8 front ends: 1 to 100 requests/s, p99 2.0 to 3.5 ms" in text
+    assert "0 errors" in text
+    assert "grew by +0.0 MiB" in text
+
+
+def test_several_gpus_are_held_against_one(tmp_path: Path) -> None:
+    assert more_gpus_table(tmp_path) == "Not measured yet."
+    columns = "model,requests,rows,batches_per_s,busy_share\n"
+    (tmp_path / "h200-engine.csv").write_text(f"{columns}m,1,512,100.0,0.9\nm,4,512,50.0,0.9\n")
+    (tmp_path / "h200-engine-x2.csv").write_text(f"{columns}m,4,512,95.0,0.875\n")
+    (tmp_path / "h200-engine-x2.json").write_text(json.dumps(WHERE))
+    assert "| m | 4 × 512 | 50.0 | 95.0 | 1.90× | 88 % |" in more_gpus_table(tmp_path)
