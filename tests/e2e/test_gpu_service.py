@@ -99,13 +99,14 @@ def test_real_hidden_states_get_what_fp64_gives(served: OnGpu, output: str, dtyp
 
 def test_the_memory_gauge_is_what_nvml_says(served: OnGpu) -> None:
     """37: what a dashboard shows disagreed with nvidia-smi."""
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     pynvml.nvmlInit()
     try:
         for _ in range(3):
             # Between two readings of the service, which are a second apart.
             time.sleep(1.3)
             shown = Scrape(served.url)("mlp_gpu_memory_used_bytes", gpu="0")
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
             assert shown == pytest.approx(used, rel=0.05)
     finally:
