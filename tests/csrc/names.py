@@ -33,21 +33,9 @@ SMALL_M_NAMES = [
     "sm_64x64_k64_s4_p1_c4_t0",
     "sm_64x64_k64_s6_p1_c4_t0",
     "sm_64x128_k128_s4_p1_c1_t0",
-    "sm_32x64_k64_s7_p1_c1_t4",
-    "sm_64x64_k64_s6_p1_c1_t3",
-    "sm_8x80_k128_s5_p1_c1_t4",
-    "sm_8x144_k64_s5_p1_c1_t5",
-    "sm_16x80_k128_s5_p1_c1_t3",
-    "sm_16x144_k64_s5_p1_c1_t5",
-    "sm_32x80_k64_s9_p1_c1_t5",
-    "sm_32x144_k64_s5_p1_c1_t5",
-    "sm_32x176_k64_s4_p1_c1_t4",
-    "sm_64x80_k64_s6_p1_c1_t6",
-    "sm_64x80_k64_s8_p1_c1_t4",
-    "sm_64x112_k64_s6_p1_c1_t3",
-    "sm_64x144_k64_s4_p1_c1_t4",
-    "sm_64x144_k64_s5_p1_c1_t2",
-    "sm_64x176_k64_s4_p1_c1_t3",
+    "sm_32x64_k128_s3_p1_c1_t1",
+    "sm_64x64_k64_s4_p1_c1_t1",
+    "sm_64x64_k64_s6_p1_c1_t1",
 ]
 CONFIG_NAMES += SMALL_M_NAMES
 DOWN_NAMES = [
@@ -60,7 +48,5 @@ DOWN_NAMES = [
     "sm_32x64_k128_s4_p4_c1_t0",
     "sm_32x64_k128_s4_p8_c1_t0",
     "sm_64x64_k64_s6_p8_c1_t0",
-    "sm_8x64_k128_s6_p6_c1_t0",
-    "sm_16x64_k128_s6_p6_c1_t3",
 ]
 KERNEL_1_NAMES = [name for name in CONFIG_NAMES if name.startswith("k1_")]

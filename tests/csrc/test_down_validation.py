@@ -112,25 +112,6 @@ def test_every_choice_is_compiled(library, dtype):
             assert config.all_types or dtype == abi.BF16
 
 
-@pytest.mark.parametrize(
-    ("tokens", "shape", "name"),
-    [
-        (1, (896, 4864), "sm_8x64_k128_s6_p8_c1_t0"),  # 56 CTAs by fours: too few
-        (1, (2048, 11008), "sm_8x64_k128_s6_p6_c1_t0"),  # 128: hardly one to a multiprocessor
-        (16, (2048, 11008), "sm_16x64_k128_s6_p6_c1_t3"),
-        (17, (2048, 11008), "sm_32x64_k128_s4_p4_c1_t0"),
-        (8, (3584, 18944), "sm_8x64_k256_s3_p4_c1_t0"),  # 224: all at once
-        (8, (8192, 29568), "sm_8x64_k128_s4_p8_c1_t0"),  # 512: in rounds
-    ],
-)
-def test_the_splits_follow_the_number_of_clusters(library, tokens, shape, name):
-    n, k = shape
-    choice = ctypes.c_int32()
-    status = library.swiglu_down_select(tokens, n, k, abi.BF16, 132, ctypes.byref(choice))
-    assert status == abi.OK
-    assert abi.down_configs(library)[choice.value].name.decode() == name
-
-
 @pytest.mark.parametrize("question", [(0, 8, 8, 1), (1, 0, 8, 1), (1, 8, -1, 1), (1, 8, 8, 0)])
 def test_a_question_without_answer_is_refused(library, question):
     m, n, k, sms = question

@@ -48,23 +48,6 @@ def test_every_number_of_steps_along_k(swiglu, config):
 
 
 @every_config
-@pytest.mark.parametrize("num_sms", [1, 7, 132])
-def test_any_number_of_multiprocessors(swiglu, config, num_sms):
-    """A CTA of an even grid has many tiles, whole rounds of them, or none."""
-    faulty = [
-        fault
-        for n in (8, 1000, 4864)
-        for flags in (0, abi.WEIGHTS_CONSTANT)
-        if (
-            fault := run_case(
-                swiglu, config, (2 * config.tile_m + 1, n, 328), num_sms=num_sms, flags=flags
-            )
-        )
-    ]
-    assert not faulty
-
-
-@every_config
 @pytest.mark.parametrize("flags", [0, abi.WEIGHTS_CONSTANT])
 def test_a_hundred_graph_replays_with_changing_inputs(swiglu, config, flags):
     case = make_case(config.tile_m, 4864, 896, pad=0)

@@ -112,10 +112,9 @@ def test_the_cheapest_tile_is_chosen(library, tokens, shape, name):
         (8, (3584, 18944), "sm_8x64_k128_s6_p1_c1_t0"),  # 592 fit neither way
         (9, (896, 4864), "sm_16x64_k128_s5_p1_c1_t0"),
         (17, (896, 4864), "sm_32x64_k128_s4_p1_c1_t0"),
-        (17, (1536, 8960), "sm_32x64_k64_s7_p1_c1_t4"),  # 280 fit three
-        (33, (2048, 11008), "sm_64x64_k64_s6_p1_c1_t3"),
+        (33, (2048, 11008), "sm_64x64_k64_s4_p1_c1_t0"),
         (64, (896, 4864), "sm_64x64_k64_s6_p1_c1_t0"),
-        (64, (3584, 18944), "sm_64x64_k64_s6_p1_c1_t0"),
+        (64, (3584, 18944), "sm_64x64_k64_s6_p1_c4_t0"),  # four CTAs read the tokens once
     ],
 )
 def test_few_tokens_get_the_smallest_tile_that_holds_them(library, tokens, shape, name):

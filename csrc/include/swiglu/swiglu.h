@@ -96,11 +96,10 @@ typedef struct swiglu_args {
   int32_t activation;   /* swiglu_activation_t */
   int32_t config;       /* id of a configuration, or SWIGLU_CONFIG_AUTO */
   int32_t raster;       /* swiglu_raster_t; AUTO: what swiglu_select() says for this problem; read
-                           where the configuration's swap_ab is 0, as is swizzle */
+                           where the configuration's swap_ab is 0, as are swizzle and num_sms */
   int32_t swizzle;      /* clusters of tiles that are neighbours across the raster and worked on
                            together, for L2 reuse: 1 .. 1024; 0: what swiglu_select() says */
-  int32_t num_sms;      /* multiprocessors to use; 0: all of the device. Not read where the grid is
-                           one CTA a tile */
+  int32_t num_sms;      /* multiprocessors to use; 0: all of the device */
   int32_t flags;        /* 0 or swiglu_flag_t */
 
   int64_t m; /* tokens, 0 .. 2^31 - 1024; m * n at most 2^43; 0 enqueues nothing. A configuration
@@ -183,8 +182,9 @@ typedef struct swiglu_config {
   int32_t comparison;   /* 1: never chosen, there to be measured against another */
   char const* name;     /* e.g. "pp_128x192_c2x1", "k1_128x128_c2x1" or, with swap_ab,
                            "sm_16x64_k128_s4_p1_c1_t0" (tokens x weight rows, tile_k,
-                           stages, split_k, cluster_n, stages of the tokens' own or 0);
-                           static storage. The tile in it is the accumulator's */
+                           stages, split_k, cluster_n, steps along K by which a tile starts
+                           later than the one before); static storage. The tile in it is the
+                           accumulator's */
 } swiglu_config_t;
 
 /* What swiglu_select() chose. */

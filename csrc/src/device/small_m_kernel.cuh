@@ -1,15 +1,11 @@
 // The kernel for few tokens: weights as the M operand of WGMMA, tokens as the N operand.
 //
-// With so few tokens the product is a read of the weights, and what counts is that it never stops.
-// So a CTA owns 64 to 176 weight rows and walks along K through a ring of stages, and several CTAs
-// share a multiprocessor. The grid is one of two kinds:
-//
-// - A CTA for each tile. One whose predecessor ended starts loading at once, also across launches.
-//   The K loop may be split over the CTAs of a cluster, which add their partial sums through
-//   distributed shared memory in the order of their ranks: the same bits every time.
-// - Even (small_m_tile.hpp): a CTA for each multiprocessor, which has half of its shared memory and
-//   walks over several tiles. The other half is the next launch's. With more tokens what arrives at
-//   a multiprocessor is the limit, so a launch must be on all of them, and in few and high tiles.
+// With so few tokens the product is a read of the weights, and what counts is how many of their
+// bytes are under way. So a CTA owns 64 to 256 weight rows and walks along K through a deep ring of
+// stages, several CTAs share a multiprocessor, and nothing is persistent: a CTA whose predecessor
+// ended starts loading at once, also across launches. The K loop may be split over the CTAs of a
+// cluster, which add their partial sums through distributed shared memory in the order of their
+// ranks: the same bits every time.
 //
 // In this file: M = tokens, N = outputs (intermediate_size, or hidden_size of the down projection),
 // K = what is summed over. A row is one of the weights': two for an output of the gate/up product
@@ -36,7 +32,6 @@ struct SmallMKernel : SmallMTile<Config, Element_, Output_> {
   using Tile::kSharers;
   using Tile::kSplits;
   using Tile::kStages;
-  using Tile::kTokenStages;
   using typename Tile::EmptyBarrier;
   using typename Tile::FullBarrier;
   using typename Tile::Params;
@@ -52,7 +47,6 @@ struct SmallMKernel : SmallMTile<Config, Element_, Output_> {
     SmallMLoader<Tile> loader{params, storage, work};
     bool const is_loader = threadIdx.x == kConsumers;
     if (is_loader) {
-      loader.fetch_maps();
       CUTLASS_PRAGMA_UNROLL
       for (int stage = 0; stage < kStages; ++stage) {
         FullBarrier::init(&storage.full[stage], 1);
@@ -75,66 +69,40 @@ struct SmallMKernel : SmallMTile<Config, Element_, Output_> {
       cute::cluster_wait();
     }
 
+    auto accumulators = cute::partition_fragment_C(
+        TiledMma{}, cute::Shape<typename Tile::RowTile, typename Tile::TokenTile>{});
     if (threadIdx.x >= kConsumers) {
       if (is_loader) {
         loader.run(params.weights_are_constant);
       }
       __syncwarp();
-      if constexpr (kSplits > 1) {
-        sync_cluster();
-      }
     } else {
-      consume(params, storage, work);
+      accumulate(storage, work.k_count, accumulators);
+      // Every consumer is done with the stages, so the partial sums may take their place.
+      cutlass::arch::NamedBarrier::sync(kConsumers, 0);
+      Store::keep_partial(storage.partial, accumulators);
+    }
+    if constexpr (kSplits > 1) {
+      cute::cluster_arrive();
+      cute::cluster_wait();
+    }
+    if (threadIdx.x < kConsumers) {
+      if constexpr (kSplits == 1) {
+        cutlass::arch::NamedBarrier::sync(kConsumers, 0);
+      }
+      Store::store(params, storage, work);
     }
     if constexpr (kClusterSize > 1) {
       // Shared memory must live until the other CTAs have read it and signalled to it.
-      sync_cluster();
+      cute::cluster_arrive();
+      cute::cluster_wait();
     }
   }
 
  private:
-  // Where a consumer is in the rings of stages.
-  struct Rings {
-    Ring<kStages> weights;
-    Ring<kTokenStages> tokens;
-  };
-
-  CUTLASS_DEVICE static void sync_cluster() {
-    cute::cluster_arrive();
-    cute::cluster_wait();
-  }
-
-  // Consumer warpgroups: the CTA's tiles, one after another.
-  CUTLASS_DEVICE static void consume(Params const& params, SharedStorage& storage,
-                                     Work const& work) {
-    auto accumulators = cute::partition_fragment_C(
-        TiledMma{}, cute::Shape<typename Tile::RowTile, typename Tile::TokenTile>{});
-    Rings rings;
-    // Known to be one where it is, which leaves the rings in uniform registers.
-    int const end = work.first_tile + (Tile::kEven ? work.tiles : 1);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int tile = work.first_tile; tile < end; ++tile) {
-      accumulate(storage, work.k_count, rings, accumulators);
-      auto const place = Tile::place_of(params, tile, work.rank);
-      if constexpr (Tile::kEven) {
-        Store::store(params, place, accumulators);
-      } else {
-        // Every consumer is done with the stages, so the partial sums may take their place.
-        cutlass::arch::NamedBarrier::sync(kConsumers, 0);
-        Store::keep_partial(storage.partial, accumulators);
-        if constexpr (kSplits > 1) {
-          sync_cluster();
-        } else {
-          cutlass::arch::NamedBarrier::sync(kConsumers, 0);
-        }
-        Store::store_sum(params, storage, place, work.rank);
-      }
-    }
-  }
-
-  // Sums of a tile over this CTA's share of K; zeros where it has none.
+  // Consumer warpgroups: sums over this CTA's share of K; zeros where it has none.
   template <class Accumulators>
-  CUTLASS_DEVICE static void accumulate(SharedStorage& storage, int k_count, Rings& rings,
+  CUTLASS_DEVICE static void accumulate(SharedStorage& storage, int k_count,
                                         Accumulators& accumulators) {
     using namespace cute;
     // The shuffle tells the compiler that the warpgroup is uniform, which keeps the matrix
@@ -150,46 +118,30 @@ struct SmallMKernel : SmallMTile<Config, Element_, Output_> {
 
     clear(accumulators);
     tiled_mma.accumulate_ = GMMA::ScaleOut::One;
-    int held = 0;  // stage that a batch of WGMMAs may still read, where there is one
-    bool holds = false;
+    int stage = 0;
+    int before = 0;
+    uint32_t phase = 0;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int step = 0; step < k_count; ++step) {
-      int const stage = rings.weights.stage;
-      FullBarrier::wait(&storage.full[stage], rings.weights.phase);
+      FullBarrier::wait(&storage.full[stage], phase);
       warpgroup_fence_operand(accumulators);
       warpgroup_arrive();
-      gemm(tiled_mma, weights(_, _, _, stage), tokens(_, _, _, rings.tokens.stage), accumulators);
+      gemm(tiled_mma, weights(_, _, _, stage), tokens(_, _, _, stage), accumulators);
       warpgroup_commit_batch();
       // One batch may stay in flight: the stage before the current one is free by then.
       warpgroup_wait<1>();
-      if (holds && lane < kSharers) {
-        release(&storage.empty[held], lane);
-      }
-      held = stage;
-      holds = true;
-      rings.weights.advance();
-      rings.tokens.advance();
-      // Where the next step's bytes are not there yet, the stage is better given back at once.
-      if (!is_full(storage, rings.weights)) {
-        warpgroup_wait<0>();
-        if (lane < kSharers) {
-          release(&storage.empty[held], lane);
-        }
-        holds = false;
-      }
       warpgroup_fence_operand(accumulators);
+      if (step > 0 && lane < kSharers) {
+        release(&storage.empty[before], lane);
+      }
+      before = stage;
+      if (++stage == kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(accumulators);
-    if (holds && lane < kSharers) {
-      release(&storage.empty[held], lane);
-    }
-  }
-
-  // The same answer in all lanes of a warp.
-  CUTLASS_DEVICE static bool is_full(SharedStorage& storage, Ring<kStages> const& ring) {
-    return __all_sync(0xffffffffu,
-                      FullBarrier::test_wait(&storage.full[ring.stage], ring.phase, 1));
   }
 
   // To every CTA that sends tokens into the stage; one lane each.

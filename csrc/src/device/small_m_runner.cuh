@@ -98,13 +98,8 @@ Error launch_small_m(Args const& args, void const* weight, int64_t weight_row_st
   MatrixView const tokens = plain_view(args.m, args.k, args.x_row_stride, Kernel::kTokenBox);
   if (Error error = encode_map<Element>(&params.tokens, args.x, tokens)) return error;
   constexpr int64_t kClusterRows = Kernel::kRows * Kernel::kSharers;
-  int64_t const tiles = (rows + kClusterRows - 1) / kClusterRows * params.token_tiles;
-  // One CTA for each multiprocessor, also where that leaves some without a tile: of two launches
-  // that fit beside each other, each then has every multiprocessor once.
-  int64_t const ctas = Kernel::kEven ? device.num_sms : tiles;
-  params.tiles = static_cast<int>(tiles);
-  params.tiles_per_cta = static_cast<int>((tiles + ctas - 1) / ctas);
-  return launch_grid<Kernel>(params, ctas, stream);
+  int64_t const row_groups = (rows + kClusterRows - 1) / kClusterRows;
+  return launch_grid<Kernel>(params, row_groups * params.token_tiles, stream);
 }
 
 template <class Config, class Element, class Activation>
@@ -117,9 +112,8 @@ Error launch_small_m_gate_up(Problem const& problem, DeviceInfo const& device,
 template <class Config, class Element>
 Error launch_small_m_down(DownProblem const& problem, DeviceInfo const& device,
                           cudaStream_t stream) {
-  using Kernel = SmallMKernel<Config, Element, Plain>;
-  static_assert(!Kernel::kEven, "the number of multiprocessors is not known here");
-  return launch_small_m<Kernel>(problem, problem.weight, problem.weight_row_stride, device, stream);
+  return launch_small_m<SmallMKernel<Config, Element, Plain>>(
+      problem, problem.weight, problem.weight_row_stride, device, stream);
 }
 
 }  // namespace swiglu::device
@@ -128,18 +122,17 @@ Error launch_small_m_down(DownProblem const& problem, DeviceInfo const& device,
 #define SWIGLU_JOIN3_(a, b, c) a##b##c
 #define SWIGLU_JOIN3(a, b, c) SWIGLU_JOIN3_(a, b, c)
 #define SWIGLU_SMALL_M_LAUNCHER(type, element, activation, tokens, rows, tile_k, stages, splits,  \
-                                sharers, token_stages)                                            \
-  Error SWIGLU_JOIN3(                                                                             \
-      SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, token_stages), _, type)( \
-      Problem const& problem, DeviceInfo const& device, cudaStream_t stream) {                    \
-    using Config = SmallMConfig<tokens, rows, tile_k, stages, splits, sharers, token_stages>;     \
+                                sharers, turn)                                                    \
+  Error SWIGLU_JOIN3(SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, turn), _, \
+                     type)(Problem const& problem, DeviceInfo const& device,                      \
+                           cudaStream_t stream) {                                                 \
+    using Config = SmallMConfig<tokens, rows / 64, tile_k, stages, splits, sharers, turn>;        \
     return launch_small_m_gate_up<Config, element, activation>(problem, device, stream);          \
   }
-#define SWIGLU_DOWN_LAUNCHER(type, element, tokens, rows, tile_k, stages, splits, sharers,     \
-                             token_stages)                                                     \
-  Error SWIGLU_JOIN3(                                                                          \
-      down_, SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, token_stages), \
-      _##type)(DownProblem const& problem, DeviceInfo const& device, cudaStream_t stream) {    \
-    using Config = SmallMConfig<tokens, rows, tile_k, stages, splits, sharers, token_stages>;  \
-    return launch_small_m_down<Config, element>(problem, device, stream);                      \
+#define SWIGLU_DOWN_LAUNCHER(type, element, tokens, rows, tile_k, stages, splits, sharers, turn) \
+  Error SWIGLU_JOIN3(                                                                            \
+      down_, SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, turn), _##type)( \
+      DownProblem const& problem, DeviceInfo const& device, cudaStream_t stream) {               \
+    using Config = SmallMConfig<tokens, rows / 64, tile_k, stages, splits, sharers, turn>;       \
+    return launch_small_m_down<Config, element>(problem, device, stream);                        \
   }

@@ -39,10 +39,10 @@ constexpr swiglu_config_t small_m_row(int id, int tokens, int rows, int tile_k, 
   return made;
 }
 
-#define SWIGLU_ROW(flags, tokens, rows, tile_k, stages, splits, sharers, token_stages)          \
-  small_m_row(SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, token_stages), \
-              tokens, rows, tile_k, splits, sharers, flags,                                     \
-              SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, token_stages)),
+#define SWIGLU_ROW(flags, tokens, rows, tile_k, stages, splits, sharers, turn)                  \
+  small_m_row(SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, turn), tokens, \
+              rows, tile_k, splits, sharers, flags,                                             \
+              SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, turn)),
 #define SWIGLU_ALL_TYPES_ROW(...) SWIGLU_ROW(kAllTypes, __VA_ARGS__)
 #define SWIGLU_BF16_SILU_ROW(...) SWIGLU_ROW(0, __VA_ARGS__)
 

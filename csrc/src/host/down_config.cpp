@@ -23,11 +23,10 @@ constexpr swiglu_config_t row(int id, int tokens, int rows, int tile_k, int spli
   return made;
 }
 
-#define SWIGLU_ROW(all_types, tokens, rows, tile_k, stages, splits, sharers, token_stages) \
-  row(DownConfigId::SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers,     \
-                                        token_stages),                                     \
-      tokens, rows, tile_k, splits, sharers, all_types,                                    \
-      SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, token_stages)),
+#define SWIGLU_ROW(all_types, tokens, rows, tile_k, stages, splits, sharers, turn)            \
+  row(DownConfigId::SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, turn), \
+      tokens, rows, tile_k, splits, sharers, all_types,                                       \
+      SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, turn)),
 #define SWIGLU_ALL_TYPES_ROW(...) SWIGLU_ROW(1, __VA_ARGS__)
 #define SWIGLU_BF16_ROW(...) SWIGLU_ROW(0, __VA_ARGS__)
 

@@ -10,33 +10,28 @@ namespace {
 constexpr int64_t kRows = 64;  // of weights, that a CTA of every candidate has
 
 // What was fastest for each number of tokens (NOTES.md): where clusters of four CTAs are too few to
-// keep every multiprocessor busy, where they are hardly one to each, where they are all there at
-// once, and where they come in rounds.
+// keep every multiprocessor busy, where they are all there at once, and where they come in rounds.
 struct Tile {
   int tokens;
   int too_few;
-  int one_each;
   int at_once;
   int in_rounds;
 };
 
 using Id = DownConfigId;
 constexpr std::array<Tile, 4> kTiles = {{
-    {8, Id::sm_8x64_k128_s6_p8_c1_t0, Id::sm_8x64_k128_s6_p6_c1_t0, Id::sm_8x64_k256_s3_p4_c1_t0,
-     Id::sm_8x64_k128_s4_p8_c1_t0},
-    {16, Id::sm_16x64_k128_s8_p4_c1_t0, Id::sm_16x64_k128_s6_p6_c1_t3,
-     Id::sm_16x64_k128_s4_p4_c1_t0, Id::sm_16x64_k128_s8_p4_c1_t0},
+    {8, Id::sm_8x64_k128_s6_p8_c1_t0, Id::sm_8x64_k256_s3_p4_c1_t0, Id::sm_8x64_k128_s4_p8_c1_t0},
+    {16, Id::sm_16x64_k128_s8_p4_c1_t0, Id::sm_16x64_k128_s4_p4_c1_t0,
+     Id::sm_16x64_k128_s8_p4_c1_t0},
     {32, Id::sm_32x64_k128_s4_p8_c1_t0, Id::sm_32x64_k128_s4_p4_c1_t0,
-     Id::sm_32x64_k128_s4_p4_c1_t0, Id::sm_32x64_k128_s4_p4_c1_t0},
-    {64, Id::sm_64x64_k64_s6_p8_c1_t0, Id::sm_64x64_k64_s6_p4_c1_t0, Id::sm_64x64_k64_s6_p4_c1_t0,
-     Id::sm_64x64_k64_s6_p4_c1_t0},
+     Id::sm_32x64_k128_s4_p4_c1_t0},
+    {64, Id::sm_64x64_k64_s6_p8_c1_t0, Id::sm_64x64_k64_s6_p4_c1_t0, Id::sm_64x64_k64_s6_p4_c1_t0},
 }};
 
 int wanted(Tile const& tile, int64_t n, int num_sms) {
   int64_t const ctas = 4 * ((n + kRows - 1) / kRows);
   // A tenth of the multiprocessors is out of reach of clusters.
   if (10 * ctas < int64_t{9} * num_sms) return tile.too_few;
-  if (ctas <= num_sms) return tile.one_each;
   return ctas <= int64_t{2} * num_sms ? tile.at_once : tile.in_rounds;
 }
 

@@ -13,22 +13,18 @@ constexpr int64_t kRows = 64;  // of weights, that a CTA of every candidate has
 
 // What was fastest for each number of tokens (NOTES.md), where two CTAs on a multiprocessor hold
 // all of them at once, with deep rings; where it takes three; and where they come in rounds anyway.
-// The last is compiled for every type, where one is.
 struct Tile {
   int tokens;
   int of_two;
   int of_three;
   int in_rounds;
-  int of_all_types;
 };
 
 constexpr std::array<Tile, 4> kTiles = {{
-    {8, sm_8x64_k128_s6_p1_c1_t0, sm_8x64_k128_s4_p1_c1_t0, sm_8x64_k128_s6_p1_c1_t0, kNoConfig},
-    {16, sm_16x64_k128_s5_p1_c1_t0, sm_16x64_k128_s3_p1_c1_t0, sm_16x64_k128_s5_p1_c1_t0,
-     sm_16x64_k128_s3_p1_c1_t0},
-    {32, sm_32x64_k128_s4_p1_c1_t0, sm_32x64_k64_s7_p1_c1_t4, sm_32x64_k128_s4_p1_c1_t0, kNoConfig},
-    {64, sm_64x64_k64_s6_p1_c1_t0, sm_64x64_k64_s6_p1_c1_t3, sm_64x64_k64_s6_p1_c1_t0,
-     sm_64x64_k64_s4_p1_c1_t0},
+    {8, sm_8x64_k128_s6_p1_c1_t0, sm_8x64_k128_s4_p1_c1_t0, sm_8x64_k128_s6_p1_c1_t0},
+    {16, sm_16x64_k128_s5_p1_c1_t0, sm_16x64_k128_s3_p1_c1_t0, sm_16x64_k128_s5_p1_c1_t0},
+    {32, sm_32x64_k128_s4_p1_c1_t0, sm_32x64_k128_s3_p1_c1_t0, sm_32x64_k128_s4_p1_c1_t0},
+    {64, sm_64x64_k64_s6_p1_c1_t0, sm_64x64_k64_s4_p1_c1_t0, sm_64x64_k64_s6_p1_c4_t0},
 }};
 
 int wanted(Tile const& tile, int64_t n, int num_sms) {
@@ -46,8 +42,9 @@ int select_small_m(int64_t m, int64_t n, swiglu_dtype_t dtype, swiglu_activation
   }
   for (Tile const& tile : kTiles) {
     if (tile.tokens < m) continue;
-    for (int config : {wanted(tile, n, num_sms), tile.of_all_types}) {
-      if (config != kNoConfig && is_compiled(config, dtype, activation)) return config;
+    // Of three is what is compiled for every type, where anything is.
+    for (int config : {wanted(tile, n, num_sms), tile.of_three}) {
+      if (is_compiled(config, dtype, activation)) return config;
     }
   }
   return kNoConfig;

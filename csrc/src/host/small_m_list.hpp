@@ -1,6 +1,6 @@
 // The small-M configurations as lists for macros: X(tokens, rows, tile_k, stages, splits, sharers,
-// token_stages) of device/small_m_kernel.cuh, rows counted in the weights. Their order is that of
-// the ids, which are part of the ABI.
+// turn) of device/small_m_kernel.cuh, rows counted in the weights. Their order is that of the ids,
+// which are part of the ABI.
 #pragma once
 
 // gate/up, for every dtype and activation.
@@ -8,44 +8,25 @@
   X(16, 64, 128, 3, 1, 1, 0)        \
   X(64, 64, 64, 4, 1, 1, 0)
 
-// gate/up, for bf16 with SiLU: one CTA a tile.
-#define SWIGLU_SMALL_M_TILES(X) \
-  X(8, 64, 128, 4, 1, 1, 0)     \
-  X(8, 64, 128, 6, 1, 1, 0)     \
-  X(8, 64, 256, 3, 1, 1, 0)     \
-  X(8, 64, 128, 4, 2, 1, 0)     \
-  X(16, 64, 64, 7, 1, 1, 0)     \
-  X(16, 64, 64, 11, 1, 1, 0)    \
-  X(16, 64, 128, 5, 1, 1, 0)    \
-  X(16, 64, 128, 4, 1, 2, 0)    \
-  X(32, 64, 128, 3, 1, 1, 0)    \
-  X(32, 64, 128, 4, 1, 1, 0)    \
-  X(64, 64, 64, 6, 1, 1, 0)     \
-  X(64, 64, 64, 4, 1, 4, 0)     \
-  X(64, 64, 64, 6, 1, 4, 0)     \
-  X(64, 128, 128, 4, 1, 1, 0)   \
-  X(32, 64, 64, 7, 1, 1, 4)     \
-  X(64, 64, 64, 6, 1, 1, 3)
-
-// The same: one CTA for each multiprocessor, whose rows divide those of many weights by 132.
-#define SWIGLU_SMALL_M_EVEN(X) \
-  X(8, 80, 128, 5, 1, 1, 4)    \
-  X(8, 144, 64, 5, 1, 1, 5)    \
-  X(16, 80, 128, 5, 1, 1, 3)   \
-  X(16, 144, 64, 5, 1, 1, 5)   \
-  X(32, 80, 64, 9, 1, 1, 5)    \
-  X(32, 144, 64, 5, 1, 1, 5)   \
-  X(32, 176, 64, 4, 1, 1, 4)   \
-  X(64, 80, 64, 6, 1, 1, 6)    \
-  X(64, 80, 64, 8, 1, 1, 4)    \
-  X(64, 112, 64, 6, 1, 1, 3)   \
-  X(64, 144, 64, 4, 1, 1, 4)   \
-  X(64, 144, 64, 5, 1, 1, 2)   \
-  X(64, 176, 64, 4, 1, 1, 3)
-
+// gate/up, for bf16 with SiLU.
 #define SWIGLU_SMALL_M_BF16_SILU(X) \
-  SWIGLU_SMALL_M_TILES(X)           \
-  SWIGLU_SMALL_M_EVEN(X)
+  X(8, 64, 128, 4, 1, 1, 0)         \
+  X(8, 64, 128, 6, 1, 1, 0)         \
+  X(8, 64, 256, 3, 1, 1, 0)         \
+  X(8, 64, 128, 4, 2, 1, 0)         \
+  X(16, 64, 64, 7, 1, 1, 0)         \
+  X(16, 64, 64, 11, 1, 1, 0)        \
+  X(16, 64, 128, 5, 1, 1, 0)        \
+  X(16, 64, 128, 4, 1, 2, 0)        \
+  X(32, 64, 128, 3, 1, 1, 0)        \
+  X(32, 64, 128, 4, 1, 1, 0)        \
+  X(64, 64, 64, 6, 1, 1, 0)         \
+  X(64, 64, 64, 4, 1, 4, 0)         \
+  X(64, 64, 64, 6, 1, 4, 0)         \
+  X(64, 128, 128, 4, 1, 1, 0)       \
+  X(32, 64, 128, 3, 1, 1, 1)        \
+  X(64, 64, 64, 4, 1, 1, 1)         \
+  X(64, 64, 64, 6, 1, 1, 1)
 
 // The down projection, for every dtype.
 #define SWIGLU_DOWN_ALL_TYPES(X) \
@@ -60,9 +41,7 @@
   X(16, 64, 128, 8, 4, 1, 0) \
   X(32, 64, 128, 4, 4, 1, 0) \
   X(32, 64, 128, 4, 8, 1, 0) \
-  X(64, 64, 64, 6, 8, 1, 0)  \
-  X(8, 64, 128, 6, 6, 1, 0)  \
-  X(16, 64, 128, 6, 6, 1, 3)
+  X(64, 64, 64, 6, 8, 1, 0)
 
 #define SWIGLU_SMALL_M(X)     \
   SWIGLU_SMALL_M_ALL_TYPES(X) \
@@ -72,7 +51,7 @@
   SWIGLU_DOWN_BF16(X)
 
 // What every place calls such a configuration.
-#define SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, token_stages) \
-  sm_##tokens##x##rows##_k##tile_k##_s##stages##_p##splits##_c##sharers##_t##token_stages
-#define SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, token_stages) \
-  "sm_" #tokens "x" #rows "_k" #tile_k "_s" #stages "_p" #splits "_c" #sharers "_t" #token_stages
+#define SWIGLU_SMALL_M_NAME(tokens, rows, tile_k, stages, splits, sharers, turn) \
+  sm_##tokens##x##rows##_k##tile_k##_s##stages##_p##splits##_c##sharers##_t##turn
+#define SWIGLU_SMALL_M_TITLE(tokens, rows, tile_k, stages, splits, sharers, turn) \
+  "sm_" #tokens "x" #rows "_k" #tile_k "_s" #stages "_p" #splits "_c" #sharers "_t" #turn

@@ -53,18 +53,6 @@ struct PairMul {
     cute::SM90_TMA_LOAD::copy(map, barrier, uint64_t(hint), to, column, 0, 0, row / 16);
   }
 
-  // An output of two tokens.
-  template <class Element>
-  __device__ __forceinline__ static uint32_t pack_tokens(float gate0, float gate1, float up0,
-                                                         float up1) {
-    cutlass::Array<float, 2> outputs;
-    outputs[0] = Activation{}(gate0)*up0;
-    outputs[1] = Activation{}(gate1)*up1;
-    auto const rounded = cutlass::NumericArrayConverter<Element, float, 2>{}(outputs);
-    return reinterpret_cast<uint32_t const&>(rounded);
-  }
-
-  // The outputs of a token.
   template <class Element>
   __device__ __forceinline__ static uint4 pack(float const (&rows)[16]) {
     cutlass::Array<float, 8> outputs;

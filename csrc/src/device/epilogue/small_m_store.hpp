@@ -14,7 +14,7 @@ struct SmallMStore {
   using Element = typename Tile::Element;
   using Params = typename Tile::Params;
   using SharedStorage = typename Tile::SharedStorage;
-  using Place = typename Tile::Place;
+  using Work = typename Tile::Work;
   static constexpr int kTokens = Tile::kTokens;
   static constexpr int kRows = Tile::kRows;
   static constexpr int kSplits = Tile::kSplits;
@@ -34,44 +34,16 @@ struct SmallMStore {
     }
   }
 
-  // Accumulators -> outputs, without shared memory. A thread holds gate and up of one output, for
-  // two adjacent tokens of every eight; transposed within the warp, two adjacent outputs of a
-  // token.
-  template <class Accumulators>
-  CUTLASS_DEVICE static void store(Params const& params, Place const& place,
-                                   Accumulators const& accumulators) {
-    static_assert(Output::kRowsPerChunk == 16, "a warp's 16 rows are 8 outputs");
-    int const warp = threadIdx.x / 32;
-    int const lane = threadIdx.x % 32;
-    int const column = place.row_tile * (kRows / 2) + 8 * warp;
-    if (16 * warp >= kRows || column >= params.n) {
-      return;
-    }
-    int const token = place.token_tile * kTokens + lane / 4;
-    Element* const to = params.out + token * params.out_row_stride + column + 2 * (lane % 4);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kTokens / 8; ++i) {
-      uint32_t const of_output =
-          Output::template pack_tokens<Element>(accumulators(4 * i), accumulators(4 * i + 1),
-                                                accumulators(4 * i + 2), accumulators(4 * i + 3));
-      uint32_t of_token;
-      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_token) : "r"(of_output));
-      if (token + 8 * i < params.m) {
-        *reinterpret_cast<uint32_t*>(to + 8 * i * params.out_row_stride) = of_token;
-      }
-    }
-  }
-
   // Outputs from the sums of all ranks, 8 adjacent ones of a token at a time; the CTAs of a cluster
   // share the tile.
-  CUTLASS_DEVICE static void store_sum(Params const& params, SharedStorage const& storage,
-                                       Place const& place, uint32_t rank) {
+  CUTLASS_DEVICE static void store(Params const& params, SharedStorage const& storage,
+                                   Work const& work) {
     constexpr int kChunks = kRows / Output::kRowsPerChunk;
-    int const first_token = place.token_tile * kTokens;
+    int const first_token = work.token_tile * kTokens;
     int const tokens = params.m - first_token < kTokens ? params.m - first_token : kTokens;
-    int const first_column = place.row_tile * kChunks * 8;
+    int const first_column = work.row_tile * kChunks * 8;
     uint32_t const partial = cute::cast_smem_ptr_to_uint(storage.partial);
-    int const share = kSplits == 1 ? 0 : rank;
+    int const share = kSplits == 1 ? 0 : work.rank;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = share * kConsumers + threadIdx.x; i < tokens * kChunks;
          i += kSplits * kConsumers) {
