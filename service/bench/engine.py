@@ -115,6 +115,7 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
         "gpus": count,
         "concurrency": engine.concurrency,
         "bus_bytes_per_s": bus_bytes_per_s,
+        "busy": "kernels",
     }
     slug = gpu_slug(str(about["gpu"]))
     options.results.mkdir(parents=True, exist_ok=True)

@@ -33,9 +33,20 @@ def engine_bench_table(results: Path) -> str:
     return (
         f"{markdown_table(header, rows)}\n\nBatches of requests × rows, a layer, activations "
         f"both ways; `of the bus` is of the {about['bus_bytes_per_s'] / 1e9:.0f} GB/s each way "
-        f"that page-locked copies reach both ways at once. Busy is between events around "
-        f"each kernel: for kernels of microseconds a part of their launches counts too. "
-        f"{_where(about)}"
+        f"that page-locked copies reach both ways at once. {_busy(about)} {_where(about)}"
+    )
+
+
+def _busy(about: Mapping[str, Any]) -> str:
+    """What the file's busy share counts."""
+    if about.get("busy") == "kernels":
+        return (
+            "Busy is between events around each kernel: for kernels of microseconds a part of "
+            "their launches counts too."
+        )
+    return (
+        "Busy is from a batch's first launch to its last kernel's end, so for batches of "
+        "microseconds the launches count too."
     )
 
 
@@ -53,7 +64,11 @@ def more_gpus_table(results: Path) -> str:
             batch = f"{row['requests']} × {row['rows']}"
             rows.append((row["model"], batch, alone, together, times, busy))
         header = ("model", "batch", "one GPU, batches/s", f"{count} GPUs", "ratio", "busy")
-        blocks.append(f"{markdown_table(header, rows)}\n\n{_where(_about(path))}")
+        blocks.append(
+            f"{markdown_table(header, rows)}\n\nOne GPU as in the table above, at its commit. "
+            "Short batches are bound by the one interpreter that starts all of them. "
+            f"{_where(_about(path))}"
+        )
     return "\n\n".join(blocks) or "Not measured yet."
 
 
@@ -81,9 +96,14 @@ def soak_sentences(results: Path) -> str:
             f"{max(rates):.0f} requests/s, p99 {min(tails):.1f} to {max(tails):.1f} ms from window "
             f"to window, {about['errors']} errors; from the second window to the last, anonymous "
             f"memory of all processes grew by {about['host_growth_bytes'] / 2**20:+.1f} MiB and "
-            f"memory of the GPU by {about['gpu_growth_bytes'] / 2**20:+.1f} MiB. {_where(about)}"
+            f"memory of the GPU by {about['gpu_growth_bytes'] / 2**20:+.1f} MiB{_noted(about)}. "
+            f"{_where(about)}"
         )
     return "\n\n".join(found) or "Not measured yet."
+
+
+def _noted(about: Mapping[str, Any]) -> str:
+    return f" ({about['note']})" if "note" in about else ""
 
 
 def budget_table(results: Path) -> str:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,15 +89,6 @@ def swiglu():
     gpu_run = pytest.importorskip("tests.csrc.gpu_run")
     torch.manual_seed(0)
     return gpu_run.Swiglu(str(path))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _device_memory_back():
-    """What torch keeps for the next tensors, the tests of servers need for processes of theirs."""
-    yield
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_the_device_copies_from_and_to_shared_memory(engine: FusedEngine, start:
             output = view[IN_BYTES:]
             for memory in (view[:IN_BYTES], output):
                 assert memory.nbytes >= engine.direct_bytes
-                assert engine._device.is_pinned(torch.frombuffer(memory, dtype=torch.uint8))
+                assert torch.frombuffer(memory, dtype=torch.uint8).is_pinned()
             segment = Segment(TOKENS, view[:IN_BYTES], DType.BF16, output, DType.BF16)
             engine.run(Batch(0, Output.GATED, [segment]))
             plain = make_batch(engine.model, [x], output=Output.GATED)
