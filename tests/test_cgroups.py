@@ -14,6 +14,17 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 NO_LIMIT = str((1 << 63) - 4096)
 
 
+def mounted(tmp_path: Path, membership: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """Cgroup file systems with these files, and what names the cgroups of a process."""
+    cgroups, names = tmp_path / "cgroup", tmp_path / "names"
+    for name, text in files.items():
+        path = cgroups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    names.write_text(membership)
+    return cgroups, names
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "expected"),
     [
@@ -45,12 +56,7 @@ NO_LIMIT = str((1 << 63) - 4096)
 def test_the_smallest_limit_counts(
     tmp_path: Path, membership: str, files: dict[str, str], expected: int
 ):
-    cgroups, names = tmp_path / "cgroup", tmp_path / "names"
-    for name, text in files.items():
-        path = cgroups / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    names.write_text(membership)
+    cgroups, names = mounted(tmp_path, membership, files)
     assert memory_limit_bytes(cgroups, names) == expected
 
 
@@ -87,10 +93,5 @@ def test_cores(
     expected: int,
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    cgroups, names = tmp_path / "cgroup", tmp_path / "names"
-    for name, text in files.items():
-        path = cgroups / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    names.write_text(membership)
+    cgroups, names = mounted(tmp_path, membership, files)
     assert cores(cgroups, names) == expected

@@ -98,8 +98,9 @@ RULES = {
         "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench.peers bench runtime config errors metrics"),
+    "bench_cli": Row("bench.peers bench load engine kernels config errors", "typer rich"),
     "cli": Row(
-        "server doctor load bench.peers bench engine kernels config errors log",
+        "bench_cli server doctor load engine kernels config errors log",
         "typer rich pydantic",
     ),
     "__main__": Row("cli"),
