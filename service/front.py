@@ -7,6 +7,8 @@ process; `service.workers.remote.RemoteFront` is a front end's end of the way to
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from service.batching.health import Health
@@ -14,6 +16,7 @@ from service.batching.request import Answer, Holding, PendingRequest
 from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import ModelSpec
+from service.errors import Unavailable
 from service.shared_memory import Regions
 from service.wire.window import Window
 
@@ -21,11 +24,25 @@ from service.wire.window import Window
 class InProgress:
     """Counts the requests that are being served, and tells when there are none."""
 
-    __slots__ = ("_idle", "count")
+    __slots__ = ("_idle", "_receiving", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._idle = asyncio.Event()
+        self._receiving: set[_Receiving] = set()
+
+    def receiving(self) -> AbstractContextManager[None]:
+        """To be entered while the body of the task's request is on its way.
+
+        Raises:
+            Unavailable: at its end, where `stop_receiving` was called meanwhile.
+        """
+        return _Receiving(self._receiving)
+
+    def stop_receiving(self) -> None:
+        """Refuse the requests whose bodies have not arrived."""
+        for one in list(self._receiving):
+            one.stop()
 
     def __enter__(self) -> None:
         self.count += 1
@@ -48,6 +65,34 @@ class InProgress:
         while self.count:
             self._idle.clear()
             await self._idle.wait()
+
+
+class _Receiving:
+    """A task that waits for a body, among others."""
+
+    __slots__ = ("_all", "_stopped", "_task")
+
+    def __init__(self, everyone: set[_Receiving]) -> None:
+        self._all = everyone
+        self._stopped = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._all.add(self)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._all.discard(self)
+        if self._stopped and kind is asyncio.CancelledError:
+            if sys.version_info >= (3, 11):
+                self._task.uncancel()
+            raise Unavailable("draining: the body did not arrive before the service ends") from None
+
+    def stop(self) -> None:
+        """End the wait."""
+        self._stopped = True
+        self._task.cancel()
 
 
 class Front(Protocol):

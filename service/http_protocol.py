@@ -23,7 +23,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     _in_headers = False
     _header_bytes = 0
+    # A request has begun in the piece of data at hand.
+    _begun = False
     _refused = False
+    _refusal = b""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as in uvicorn
@@ -40,23 +43,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse; then look whether the headers are still not complete."""
         if self._refused:
             return
-        if self._in_headers:
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self._refuse(
-                    b"431 Request Header Fields Too Large",
-                    f"headers: must have at most {MAX_HEADER_BYTES} bytes, have more",
-                )
-                return
+        self._begun = False
         super().data_received(data)
-        if self._in_headers and self._header_bytes == 0:
+        if self._refused or not self._in_headers:
+            return
+        if self._begun:
+            # What came before the request, in the same piece, is not to be told from its headers.
             self._close_after(HEADER_TIMEOUT_S)
+            return
+        self._header_bytes += len(data)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(
+                b"431 Request Header Fields Too Large",
+                f"headers: must have at most {MAX_HEADER_BYTES} bytes, have more",
+            )
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._in_headers = True
+        self._in_headers = self._begun = True
         self._header_bytes = 0
         super().on_message_begin()
+
+    def on_response_complete(self) -> None:
+        """An answer has left: the refusal that waited behind it may follow."""
+        super().on_response_complete()
+        if self._refusal and not self._answers_come_first():
+            self._send_refusal()
 
     def on_headers_complete(self) -> None:
         """All headers are there."""
@@ -101,10 +113,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         body = json.dumps({"error": message, "code": "invalid"}).encode()
         self._stop_timer()
-        self.transport.write(
+        self._refusal = (
             b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
             b"content-length: %d\r\n\r\n%s" % (status, len(body), body)
         )
+        if self._answers_come_first():
+            self.flow.pause_reading()
+        else:
+            self._send_refusal()
+
+    def _answers_come_first(self) -> bool:
+        """Requests that came whole before what is refused still wait for their answers."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
+
+    def _send_refusal(self) -> None:
+        refusal, self._refusal = self._refusal, b""
+        self.transport.write(refusal)
         self.transport.close()
 
     def _close_after(self, seconds: float) -> None:

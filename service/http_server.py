@@ -23,6 +23,8 @@ DEATH_DELAY_S = 0.5
 # Once everything is answered, connections close at once; this only bounds a peer that won't read,
 # where nothing is left of the grace.
 CLOSE_TIMEOUT_S = 1
+# For the refusals of those whose bodies have not arrived by the end of the grace.
+_REFUSAL_S = 0.2
 
 
 class HttpServer(uvicorn.Server):
@@ -95,9 +97,10 @@ class HttpServer(uvicorn.Server):
         # Whoever still connects after the delay is better off elsewhere at once.
         for listener in self.servers:
             listener.close()
-        try:
-            await asyncio.wait_for(front.in_progress.none_left(), grace_ends - time.monotonic())
-        except asyncio.TimeoutError:
+        if not await self._none_left(grace_ends - time.monotonic()):
+            # Their clients have had as long; it is not the service that owes them an answer.
+            front.in_progress.stop_receiving()
+        if not await self._none_left(_REFUSAL_S):
             self.exit_status = 1
             # Who still waits learns why; and an engine that hangs must not keep the process.
             front.give_up(
@@ -110,6 +113,13 @@ class HttpServer(uvicorn.Server):
         left_s = math.ceil(grace_ends - time.monotonic())
         self.config.timeout_graceful_shutdown = max(CLOSE_TIMEOUT_S, left_s)
         self.should_exit = True
+
+    async def _none_left(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._front.in_progress.none_left(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
     def engine_died(self) -> None:
         """Only a restart can help: end soon, with status 1."""

@@ -204,6 +204,8 @@ class SmallCycle:
     __slots__ = ("_protocol", "disconnected", "keep_alive", "left", "response_complete")
 
     scope = None
+    # It came whole.
+    more_body = False
     # Told when the client leaves; nobody waits for it here.
     message_event = asyncio.Event()
     left: Callable[[], None]

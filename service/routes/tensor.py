@@ -253,7 +253,8 @@ class TensorEndpoint:
         """Receive, decode and validate: all that comes before the queue."""
         front = self.front
         began = time.perf_counter()
-        body = await self._receive(scope, receive, lease, encoding)
+        with front.in_progress.receiving():
+            body = await self._receive(scope, receive, lease, encoding)
         received = time.perf_counter()
         front.counts.stage("receive", received - began)
         job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))

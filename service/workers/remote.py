@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,8 @@ from service.workers.records import (
     unpack_error,
 )
 from service.workers.regions import RemoteRegions
+
+logger = logging.getLogger(__name__)
 
 # Copied out of its slot, which goes back at once: cheaper than to wait until it is written.
 _COPIED_BYTES = 64 << 10
@@ -127,6 +130,7 @@ class RemoteFront:
         # Asked for by requests that ended before it came.
         self._unwanted: set[int] = set()
         self._dead: ServiceError | None = None
+        self._lost_connections = False
         self._bundles = Bundles(
             memory.rooms,
             hello.settings,
@@ -152,9 +156,19 @@ class RemoteFront:
     def hear(self, record: Record, descriptors: list[int]) -> None:
         """A record has come."""
         if record.kind == Kind.CONNECTION:
-            self._on_connection(descriptors.pop())
+            self._take_connection(descriptors)
         else:
             self._handlers[record.kind](record)
+
+    def _take_connection(self, descriptors: list[int]) -> None:
+        if descriptors:
+            self._on_connection(descriptors.pop())
+            return
+        # The kernel passes on no more of them than the process may have open.
+        self.counts.connection_closed()
+        if not self._lost_connections:
+            self._lost_connections = True
+            logger.error("connections are lost: raise the limit of open files (ulimit -n)")
 
     def hung_up(self) -> None:
         """The engine's process has gone."""

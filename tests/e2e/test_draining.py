@@ -91,9 +91,11 @@ def test_drain_beyond_its_grace_answers_500_and_exits_1():
         assert 0.5 <= time.monotonic() - began < 4
 
 
-def test_a_body_that_never_ends_is_not_the_engines_fault(caplog):
+@pytest.mark.parametrize("tokens", [4, 4000])
+def test_a_body_that_never_ends_is_refused_at_the_end_of_the_grace(caplog, tokens):
+    """One client that stalls must not make the service's end look like a failure."""
     engine = FakeEngine()
-    x = rows(4)
+    x = rows(tokens)
     with (
         ServerThread(engine, shutdown_grace_s=0.5) as thread,
         RawConnection(thread.url) as half,
@@ -101,8 +103,15 @@ def test_a_body_that_never_ends_is_not_the_engines_fault(caplog):
         half.send(head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes()[:-100])
         wait_until(lambda: thread.runtime.admission.requests == 1)
         thread.server.handle_exit(signal.SIGTERM, None)
-        assert thread.wait_exit() == 1
+        refused = half.read()
+        assert refused.status == 503
+        assert refused.json()["error"] == (
+            "draining: the body did not arrive before the service ends"
+        )
+        assert half.is_closed()
+        assert thread.wait_exit() == 0
     assert "engine is dead" not in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_the_port_closes_after_the_delay_however_long_the_last_answers_take():

@@ -12,6 +12,8 @@ import pytest
 from service.http_protocol import MAX_HEADER_BYTES
 from tests.e2e.raw_http import Closed, RawConnection, chunked, head
 from tests.e2e.scrape import wait_at_rest
+from tests.engines import expected
+from tests.routes.bodies import rows
 from tests.servers import is_ready
 
 _GARBAGE = [
@@ -169,6 +171,56 @@ def test_large_headers_within_the_limit_are_served(service):
             connection.send(b"X-Filler: " + b"a" * 1000 + b"\r\n")
         connection.send(b"\r\n")
         assert connection.read().status == 200
+
+
+@pytest.mark.parametrize("tokens", [1, 2000, 8000])
+def test_a_body_behind_the_end_of_its_headers_is_no_header(service, tokens):
+    """It was counted as one where the headers came in two pieces: 431 for a valid request."""
+    x = rows(tokens)
+    request = head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes()
+    with RawConnection(service.url) as connection:
+        for cut in (60, 20):
+            connection.send(request[:cut])
+            time.sleep(0.05)
+            connection.send(request[cut:])
+            answer = connection.read()
+            assert (answer.status, answer.body) == (200, expected(x, 0).tobytes())
+
+
+def test_headers_that_begin_behind_a_body_are_not_as_long_as_that(service):
+    x = rows(2000)
+    request = head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes()
+    with RawConnection(service.url) as connection:
+        connection.send(request + request[:40])
+        time.sleep(0.05)
+        connection.send(request[40:])
+        for _ in range(2):
+            assert connection.read().status == 200
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"POST /mlp HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 64\r\n\r\n",
+        b"POST /mlp HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+        b"Content-Length: 4\r\n\r\nrows",
+    ],
+    ids=["no request", "two lengths", "upgrade"],
+)
+@pytest.mark.parametrize("tokens", [2, 4000])
+def test_a_refusal_does_not_overtake_answers(service, junk, tokens):
+    """Who sends several requests at once takes the first answer for the first request's."""
+    x = rows(tokens)
+    request = head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes()
+    with RawConnection(service.url) as connection:
+        connection.send(request * 2 + junk)
+        for _ in range(2):
+            answer = connection.read()
+            assert (answer.status, answer.body) == (200, expected(x, 0).tobytes())
+        assert connection.read().status == 400
+        assert connection.is_closed()
+    wait_at_rest(service.url)
 
 
 def test_a_connection_whose_headers_do_not_come_is_closed(service, monkeypatch):
