@@ -16,6 +16,21 @@ from service.config import parse_devices
 _T = TypeVar("_T")
 _err = Console(stderr=True, highlight=False)
 # What several of them have.
+_Shapes = Annotated[str, typer.Option(help="Presets whose shapes to measure, with commas.")]
+_Sizes = Annotated[str, typer.Option(help="Batch sizes in tokens, with commas.")]
+_Visits = Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")]
+_Settle = Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")]
+_Measure = Annotated[
+    float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
+]
+_Budget = Annotated[float, typer.Option(help="No further size is begun after so many seconds.")]
+_Tables = Annotated[
+    Path | None,
+    typer.Option(help="Directory of the dispatch tables; by default the package's."),
+]
+_Pictures = Annotated[
+    bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
+]
 _Commit = Annotated[str | None, typer.Option(help="Commit to record where there is no checkout.")]
 
 bench = typer.Typer(help="Benchmarks; their results files are what the README shows.")
@@ -117,39 +132,26 @@ def _run_gpu_bench(
 
 @bench.command("kernels")
 def bench_kernels(
-    models: Annotated[
-        str, typer.Option(help="Presets whose shapes to measure, with commas.")
-    ] = "0.5b,1.5b,3b,7b,14b,32b,72b",
-    tokens: Annotated[
-        str, typer.Option(help="Batch sizes in tokens, with commas.")
-    ] = "1,16,64,256,1024,2048,4096,8192",
+    models: _Shapes = "0.5b,1.5b,3b,7b,14b,32b,72b",
+    tokens: _Sizes = "1,16,64,256,1024,2048,4096,8192",
     variants: Annotated[
         str, typer.Option(help="What to time; quack is left out where it is not installed.")
     ] = "eager,compile,merged,gemm,quack,kernel1,kernel2,fused",
-    rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 3,
-    settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
-    measure_s: Annotated[
-        float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
-    ] = 0.12,
-    budget_s: Annotated[
-        float, typer.Option(help="No further size is begun after so many seconds.")
-    ] = float("inf"),
+    rounds: _Visits = 3,
+    settle_s: _Settle = 0.04,
+    measure_s: _Measure = 0.12,
+    budget_s: _Budget = float("inf"),
     results: Annotated[
         Path, typer.Option(help="Directory for <gpu>-kernels.csv and .json.")
     ] = Path("service/bench/results"),
-    tables: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the dispatch tables; by default the package's."),
-    ] = None,
+    tables: _Tables = None,
     add: Annotated[
         bool, typer.Option(help="Keep rows of earlier runs that this one does not measure.")
     ] = False,
     tune: Annotated[
         bool, typer.Option(help="Search the best kernel of each size for the dispatch table.")
     ] = False,
-    plot: Annotated[
-        bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
-    ] = False,
+    plot: _Pictures = False,
     commit: _Commit = None,
 ) -> None:
     """Measure the fused kernels against eager, torch.compile, cuBLAS and QuACK."""
@@ -187,27 +189,16 @@ def bench_kernels(
 
 @bench.command("decode")
 def bench_decode(
-    models: Annotated[
-        str, typer.Option(help="Presets whose shapes to measure, with commas.")
-    ] = "0.5b,1.5b,3b,7b,14b,32b,72b",
-    tokens: Annotated[
-        str, typer.Option(help="Batch sizes in tokens, with commas.")
-    ] = "1,4,8,16,32,64,128",
-    rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 3,
-    settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
-    measure_s: Annotated[
-        float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
-    ] = 0.12,
-    budget_s: Annotated[
-        float, typer.Option(help="No further size is begun after so many seconds.")
-    ] = float("inf"),
+    models: _Shapes = "0.5b,1.5b,3b,7b,14b,32b,72b",
+    tokens: _Sizes = "1,4,8,16,32,64,128",
+    rounds: _Visits = 3,
+    settle_s: _Settle = 0.04,
+    measure_s: _Measure = 0.12,
+    budget_s: _Budget = float("inf"),
     results: Annotated[Path, typer.Option(help="Directory for <gpu>-decode.csv and .json.")] = Path(
         "service/bench/results"
     ),
-    tables: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the dispatch tables; by default the package's."),
-    ] = None,
+    tables: _Tables = None,
     commit: _Commit = None,
 ) -> None:
     """Measure gate/up, down and the whole MLP of few tokens against the memory's read rate."""
@@ -230,9 +221,7 @@ def bench_decode(
 
 @bench.command("engine")
 def bench_engine(
-    models: Annotated[
-        str, typer.Option(help="Presets whose shapes to measure, with commas.")
-    ] = "0.5b,7b",
+    models: _Shapes = "0.5b,7b",
     devices: Annotated[
         str | None, typer.Option(help="GPUs that get a replica each, such as 0,1.")
     ] = None,
@@ -266,9 +255,7 @@ def bench_budget(
     results: Annotated[Path, typer.Option(help="Directory for <gpu>-budget.csv and .json.")] = Path(
         "service/bench/results"
     ),
-    plot: Annotated[
-        bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
-    ] = False,
+    plot: _Pictures = False,
     commit: _Commit = None,
 ) -> None:
     """Measure where a request's time goes in the service under load."""
@@ -326,21 +313,16 @@ def bench_paper(
         str,
         typer.Option("--compile", help="Sizes for torch.compile's modes, the most wanted first."),
     ] = "0.5b:2048,7b:2048,0.5b:256,72b:2048",
-    rounds: Annotated[int, typer.Option(min=1, help="Visits of each, in shuffled order.")] = 2,
-    settle_s: Annotated[float, typer.Option(min=0, help="Of a visit, before measuring.")] = 0.04,
-    measure_s: Annotated[
-        float, typer.Option(min=0.001, help="Of a visit; half of it up to 256 tokens.")
-    ] = 0.12,
+    rounds: _Visits = 2,
+    settle_s: _Settle = 0.04,
+    measure_s: _Measure = 0.12,
     budget_s: Annotated[
         float, typer.Option(help="Nothing further is begun after so many seconds.")
     ] = 140.0,
     results: Annotated[
         Path, typer.Option(help="Directory of <gpu>-kernels.csv, for <gpu>-paper.json.")
     ] = Path("service/bench/results"),
-    tables: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the dispatch tables; by default the package's."),
-    ] = None,
+    tables: _Tables = None,
     docs: Annotated[Path, typer.Option(help="Directory for paper.md and its pictures.")] = Path(
         "docs"
     ),

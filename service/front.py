@@ -7,7 +7,6 @@ process; `service.workers.remote.RemoteFront` is a front end's end of the way to
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import ModelSpec
 from service.errors import Unavailable
+from service.interruption import Interruption
 from service.shared_memory import Regions
 from service.wire.window import Window
 
@@ -42,7 +42,7 @@ class InProgress:
     def stop_receiving(self) -> None:
         """Refuse the requests whose bodies have not arrived."""
         for one in list(self._receiving):
-            one.stop()
+            one.end(Unavailable("draining: the body did not arrive before the service ends"))
 
     def __enter__(self) -> None:
         self.count += 1
@@ -67,32 +67,22 @@ class InProgress:
             await self._idle.wait()
 
 
-class _Receiving:
+class _Receiving(Interruption):
     """A task that waits for a body, among others."""
 
-    __slots__ = ("_all", "_stopped", "_task")
+    __slots__ = ("_all",)
 
     def __init__(self, everyone: set[_Receiving]) -> None:
+        super().__init__()
         self._all = everyone
-        self._stopped = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
+        super().__enter__()
         self._all.add(self)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._all.discard(self)
-        if self._stopped and kind is asyncio.CancelledError:
-            if sys.version_info >= (3, 11):
-                self._task.uncancel()
-            raise Unavailable("draining: the body did not arrive before the service ends") from None
-
-    def stop(self) -> None:
-        """End the wait."""
-        self._stopped = True
-        self._task.cancel()
+        super().__exit__(kind, *rest)
 
 
 class Front(Protocol):

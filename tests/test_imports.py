@@ -39,6 +39,7 @@ RULES = {
     "log": Row(),
     "cgroups": Row(),
     "counts": Row(),
+    "interruption": Row(),
     "metrics": Row("counts", third="prometheus_client"),
     "config": Row("cgroups errors", "pydantic pydantic_settings"),
     # The words that everybody shares: whoever moves requests must not need to load torch.
@@ -58,13 +59,15 @@ RULES = {
         "shared_memory shared_region cuda_region batching wire.window engine.base errors"
     ),
     "shared_requests": Row("shared_tensors shared_memory batching wire.window errors"),
-    "front": Row("batching shared_memory wire.window engine.base config counts errors"),
+    "front": Row(
+        "batching shared_memory wire.window engine.base config counts errors interruption"
+    ),
     "runtime": Row(
         "front batching shared_requests local_regions shared_memory wire.window nvml engine.base "
         "config counts errors cgroups metrics"
     ),
     "routes": Row(
-        "front shared_memory wire batching engine.base config errors",
+        "front shared_memory wire batching engine.base config errors interruption",
         "fastapi starlette",
     ),
     "app": Row("routes front config errors", "fastapi starlette"),

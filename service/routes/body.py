@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from starlette.types import Message, Receive
 
 from service.errors import Cancelled, InvalidRequest, ReceiveTimeout, TooLarge, UnsupportedType
+from service.interruption import Interruption
 from service.routes.direct import Direct
 from service.wire.quoting import quote
 
@@ -142,34 +142,24 @@ async def discard(receive: Receive, timeout_s: float) -> None:
             pass
 
 
-class _Expiry:
-    """Raises ReceiveTimeout in the task that entered it, once the time is over.
+class _Expiry(Interruption):
+    """Raises ReceiveTimeout in the task that entered it, once the time is over."""
 
-    A timer and a cancel instead of asyncio.wait_for, which makes a task per call before 3.12.
-    """
-
-    __slots__ = ("_expired", "_task", "_timeout_s", "_timer")
+    __slots__ = ("_timeout_s", "_timer")
 
     def __init__(self, timeout_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
+        super().__init__()
         self._timeout_s = timeout_s
-        self._expired = False
 
     def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._timeout_s, self._expire)
+        super().__enter__()
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._timer.cancel()
-        if self._expired and kind is asyncio.CancelledError:
-            if sys.version_info >= (3, 11):
-                self._task.uncancel()
-            raise ReceiveTimeout(
-                f"body: must arrive within receive_timeout_s {self._timeout_s}, did not"
-            ) from None
+        super().__exit__(kind, *rest)
 
     def _expire(self) -> None:
-        self._expired = True
-        self._task.cancel()
+        self.end(
+            ReceiveTimeout(f"body: must arrive within receive_timeout_s {self._timeout_s}, did not")
+        )
