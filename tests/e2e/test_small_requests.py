@@ -82,9 +82,12 @@ def test_batches_count_requests():
     with ServerThread(engine) as thread:
         connections = [RawConnection(thread.url) for _ in range(30)]
         x = rows(1)
-        for connection in connections:
+        # One that the engine is busy with, so that all others queue, however they were bundled.
+        connections[0].send(_request(x))
+        wait_until(lambda: len(engine.batches) == 1)
+        for connection in connections[1:]:
             connection.send(_request(x))
-        wait_until(lambda: Scrape(thread.url)("mlp_queue_requests") > 20)
+        wait_until(lambda: Scrape(thread.url)("mlp_queue_requests") == 29)
         engine.gate.set()
         for connection in connections:
             assert connection.read().body == expected(x, 0).tobytes()
