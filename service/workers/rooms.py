@@ -15,10 +15,10 @@ from service.config import Settings
 # Of one front end. With two, one is computed while the other gathers or travels.
 ROOMS = 2
 # One half is for rows, the other for answers.
-ROOM_BYTES = 1 << 20
+ROOM_BYTES = 2 << 20
 HALF_BYTES = ROOM_BYTES // 2
 # A larger body or answer of one request travels by itself.
-SMALL_BYTES = 64 << 10
+SMALL_BYTES = 256 << 10
 # Of the queue's limits, for what gathers in all front ends together.
 _GATHERED_SHARE = 8
 

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.raw_http import RawConnection, head
 from tests.e2e.scrape import Scrape
 from tests.engines import FakeEngine, expected
-from tests.routes.bodies import decode, post, rows
+from tests.routes.bodies import LARGE, decode, post, rows
 from tests.servers import ServerThread, get, wait_until
 
 pytestmark = pytest.mark.usefixtures("workers")
@@ -91,7 +91,7 @@ def test_drain_beyond_its_grace_answers_500_and_exits_1():
         assert 0.5 <= time.monotonic() - began < 4
 
 
-@pytest.mark.parametrize("tokens", [4, 4000])
+@pytest.mark.parametrize("tokens", [4, LARGE])
 def test_a_body_that_never_ends_is_refused_at_the_end_of_the_grace(caplog, tokens):
     """One client that stalls must not make the service's end look like a failure."""
     engine = FakeEngine()

@@ -14,13 +14,23 @@ from service.engine.base import Output
 from tests.e2e.raw_http import RawConnection, head
 from tests.e2e.scrape import Scrape, wait_at_rest
 from tests.engines import FakeEngine, expected
-from tests.routes.bodies import JSON, NPY, RAW, decode, post, rows, v2_body, v2_decode
+from tests.routes.bodies import (
+    JSON,
+    LARGE,
+    NPY,
+    RAW,
+    SMALL,
+    decode,
+    post,
+    rows,
+    v2_body,
+    v2_decode,
+)
 from tests.servers import ServerThread, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workers")]
 
 CLIENTS = 12
-EACH = 60
 # Whatever rows there are, no other holds it.
 MARKER = 7777.0
 
@@ -29,9 +39,9 @@ def _request(x: np.ndarray, **headers: object) -> bytes:
     return head("/mlp", length=x.nbytes, x_tensor_dtype="fp32", **headers) + x.tobytes()
 
 
-def _ask(client: httpx.Client, luck: random.Random, seed: int) -> str:
+def _ask(client: httpx.Client, luck: random.Random, seed: int, sizes: list[int]) -> str:
     """One request of any kind; what became of it."""
-    x = rows(luck.choice([0, 1, 1, 1, 2, 40]), seed, luck.choice(["float32", "float16"]))
+    x = rows(luck.choice(sizes), seed, luck.choice(["float32", "float16"]))
     if len(x) and luck.random() < 0.03:
         x[0, 0] = MARKER
     output = luck.choice(list(Output))
@@ -54,16 +64,27 @@ def _ask(client: httpx.Client, luck: random.Random, seed: int) -> str:
     return "right" if right else "wrong"
 
 
-def test_random_mixes_each_with_its_own_answer_and_counted_once():
+@pytest.mark.parametrize(
+    ("sizes", "batch", "each"),
+    [
+        ([0, 1, 1, 1, 2, 40], 200, 60),
+        ([1, 1, 700, 1500, SMALL // 2, SMALL - 1, SMALL, SMALL + 1, LARGE], 3 * SMALL, 20),
+    ],
+    ids=["small", "about the limit"],
+)
+def test_random_mixes_each_with_its_own_answer_and_counted_once(sizes, batch, each):
     engine = FakeEngine(run_s=0.002, concurrency=2)
     engine.fail_marker = MARKER
 
     def client_of(number: int) -> list[str]:
         luck = random.Random(number)
         with httpx.Client(base_url=thread.url, timeout=60) as client:
-            return [_ask(client, luck, 1000 * number + index) for index in range(EACH)]
+            return [_ask(client, luck, 1000 * number + index, sizes) for index in range(each)]
 
-    with ServerThread(engine, max_batch_tokens=200) as thread, ThreadPoolExecutor(CLIENTS) as pool:
+    with (
+        ServerThread(engine, max_batch_tokens=batch) as thread,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
         found = [one for each in pool.map(client_of, range(CLIENTS)) for one in each]
         assert set(found) == {"right", "failed"}
         wait_at_rest(thread.url)
@@ -73,7 +94,7 @@ def test_random_mixes_each_with_its_own_answer_and_counted_once():
     failed = sum(scrape.outcomes(api)["engine_error"] for api in ("mlp", "v2"))
     assert (ok, failed) == (found.count("right"), found.count("failed"))
     for stage in ("receive", "decode"):
-        assert scrape("mlp_stage_duration_seconds_count", stage=stage) == CLIENTS * EACH
+        assert scrape("mlp_stage_duration_seconds_count", stage=stage) == CLIENTS * each
 
 
 def test_batches_count_requests():
@@ -112,7 +133,7 @@ def test_headers_and_body_that_come_apart(pause_s):
 
 def test_pipelined_with_others_they_are_answered_in_order():
     with ServerThread(FakeEngine(run_s=0.01)) as thread, RawConnection(thread.url) as connection:
-        asked = [rows(count, count) for count in (1, 3000, 2, 4)]
+        asked = [rows(count, count) for count in (1, LARGE, 2, 4)]
         health = head("/health/live", method="GET")
         connection.send(b"".join(_request(x) + health for x in asked))
         for x in asked:
@@ -131,7 +152,7 @@ def test_the_last_on_a_connection():
         assert connection.is_closed()
 
 
-@pytest.mark.parametrize("last", [1, 3000])
+@pytest.mark.parametrize("last", [1, LARGE])
 def test_a_connection_is_closed_when_it_is_idle_and_not_before(last):
     with (
         ServerThread(FakeEngine(run_s=0.1), keep_alive_s=1) as thread,
@@ -180,6 +201,6 @@ def test_a_key_that_was_right_lets_nobody_else_in():
 
 def test_the_date_and_all_headers_of_the_usual_way():
     with ServerThread(FakeEngine()) as thread, httpx.Client(base_url=thread.url) as client:
-        small, usual = post(client, rows(1)), post(client, rows(3000))
+        small, usual = post(client, rows(1)), post(client, rows(LARGE))
         assert set(small.headers) == set(usual.headers)
         assert small.headers["x-tensor-shape"] == "1,16"

@@ -9,12 +9,16 @@ from typing import Any
 import httpx
 import numpy as np
 
+from service.http_small import SMALL_BYTES
 from tests.engines import HIDDEN
 
 RAW = "application/octet-stream"
 NPY = "application/x-npy"
 JSON = "application/json"
 DTYPE_NAMES = {"float32": "fp32", "float16": "fp16"}
+# FP32 rows of the largest body that is small to the server, and of one that is not.
+SMALL = SMALL_BYTES // (4 * HIDDEN)
+LARGE = SMALL + 1000
 V2_DATATYPES = {"float32": "FP32", "float16": "FP16"}
 
 

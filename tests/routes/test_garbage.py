@@ -13,7 +13,7 @@ from service.http_protocol import MAX_HEADER_BYTES
 from tests.e2e.raw_http import Closed, RawConnection, chunked, head
 from tests.e2e.scrape import wait_at_rest
 from tests.engines import expected
-from tests.routes.bodies import rows
+from tests.routes.bodies import LARGE, rows
 from tests.servers import is_ready
 
 _GARBAGE = [
@@ -173,7 +173,7 @@ def test_large_headers_within_the_limit_are_served(service):
         assert connection.read().status == 200
 
 
-@pytest.mark.parametrize("tokens", [1, 2000, 8000])
+@pytest.mark.parametrize("tokens", [1, 2000, LARGE])
 def test_a_body_behind_the_end_of_its_headers_is_no_header(service, tokens):
     """It was counted as one where the headers came in two pieces: 431 for a valid request."""
     x = rows(tokens)
@@ -188,7 +188,7 @@ def test_a_body_behind_the_end_of_its_headers_is_no_header(service, tokens):
 
 
 def test_headers_that_begin_behind_a_body_are_not_as_long_as_that(service):
-    x = rows(2000)
+    x = rows(LARGE)
     request = head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes()
     with RawConnection(service.url) as connection:
         connection.send(request + request[:40])
@@ -208,7 +208,7 @@ def test_headers_that_begin_behind_a_body_are_not_as_long_as_that(service):
     ],
     ids=["no request", "two lengths", "upgrade"],
 )
-@pytest.mark.parametrize("tokens", [2, 4000])
+@pytest.mark.parametrize("tokens", [2, LARGE])
 def test_a_refusal_does_not_overtake_answers(service, junk, tokens):
     """Who sends several requests at once takes the first answer for the first request's."""
     x = rows(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -171,6 +172,28 @@ def test_a_bundle_that_fails_is_taken_apart_and_only_the_guilty_fails():
         await pair.turn()
         assert good.future.result() is answer
         assert str(bad.future.exception()) == "engine: bad row"
+
+    _run(test)
+
+
+def test_an_answer_that_came_alone_in_a_slot_is_taken_out_of_it():
+    """Who asked has no way to say when it has been sent."""
+
+    async def test(pair: Pair) -> None:
+        request, left = pair.request(numbered(1, 1)), pair.request(numbered(1, 2))
+        await pair.turn()
+        await pair.finish(RuntimeError("a bad row"))
+        pair.bundles.cancel(left, left.lease)
+        slot, released = bytearray(b"good"), []
+        for _, future in pair.alone:
+            release = partial(released.append, len(released))
+            future.set_result(Answer(memoryview(slot), "fake", 1, 0.1, 0.2, release))
+            await pair.turn()
+        slot[:] = b"next"
+        assert len(released) == 2
+        answer = request.future.result()
+        assert bytes(answer.data) == b"good"
+        assert (answer.queue_s, answer.execute_s, answer.release) == (0.1, 0.2, None)
 
     _run(test)
 
