@@ -218,12 +218,13 @@ def test_every_peer_serves_the_same_mlp(monkeypatch) -> None:
 
 
 def test_presets_are_computed_and_have_no_bare_echo() -> None:
-    found = servers("qwen2.5-0.5b", (0, 3))
+    found = servers("qwen2.5-0.5b", (0, 2, 3))
     assert [(one.name, one.workers) for one in found if one.workers < 4] == [
-        ("tilemlp", 0), ("tilemlp", 3), ("tilemlp", 0),
+        ("tilemlp", 0), ("tilemlp", 2), ("tilemlp", 3), ("tilemlp", 0), ("tilemlp", 3),
         ("litserve", 1), ("bentoml", 1), ("rayserve", 1),
     ]  # fmt: skip
-    assert [one.name for one in found if one.transport is Transport.SHM] == ["tilemlp"]
+    shared = [(one.name, one.workers) for one in found if one.transport is Transport.SHM]
+    assert shared == [("tilemlp", 0), ("tilemlp", 3)]
     assert "qwen2.5-0.5b" in found[0].arguments
 
 

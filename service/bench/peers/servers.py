@@ -85,7 +85,7 @@ def servers(model: str, workers: Sequence[int]) -> Sequence[PeerServer]:
 
     Args:
         model: Which.
-        workers: Counts with which our service is measured; shared memory is without.
+        workers: Counts with which our service is measured; with shared memory, the ends of these.
     """
     if model == ECHO:
         start: tuple[str, ...] = ("-m", "service.bench.stub", "tilemlp", "{port}")
@@ -96,11 +96,15 @@ def servers(model: str, workers: Sequence[int]) -> Sequence[PeerServer]:
         bare = []
     packages = ("fastapi", "uvicorn", "uvloop", "httptools")
     ours = PeerServer("tilemlp", "uvicorn", packages, start, {"MLP_DRAIN_DELAY_S": "0"}, workers=0)
-    shared = {**ours.environment, "MLP_CLIENT_SHARED_MEMORY": "1"}
+    shared = replace(
+        ours,
+        environment={**ours.environment, "MLP_CLIENT_SHARED_MEMORY": "1"},
+        transport=Transport.SHM,
+    )
     return [
         *bare,
         *(replace(ours, workers=count) for count in workers),
-        replace(ours, environment=shared, transport=Transport.SHM),
+        *(replace(shared, workers=count) for count in sorted({min(workers), max(workers)})),
         *(
             replace(peer, workers=count)
             for count in _PEER_WORKERS
