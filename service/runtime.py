@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from service import __version__
 from service.batching.admission import Admission, Lease, Slots
@@ -30,6 +30,7 @@ from service.front import InProgress
 from service.local_regions import LocalRegions
 from service.metrics import Metrics
 from service.nvml import GpuSampler
+from service.process_memory import used_bytes
 from service.shared_memory import Regions, RegionTable
 from service.shared_requests import SharedRequests
 from service.wire.window import Window
@@ -59,6 +60,7 @@ class Runtime:
         regions: Clients' shared memory; None where it is not allowed.
         region_table: The same, for those in this process.
         shared_requests: How requests with windows in it are submitted, once started.
+        children: Process ids of the front ends; none where HTTP is served in this process.
         in_progress: Entered by every request until its answer is handed to the transport.
         stopped: The engine is closed and its threads are idle.
     """
@@ -88,6 +90,7 @@ class Runtime:
             max_queue_bytes=settings.max_queue_bytes,
         )
         self._memory_bytes = memory_limit_bytes()
+        self.children: Callable[[], Iterable[int]] = tuple
         self.region_table: RegionTable | None = None
         self.regions: Regions | None = None
         self.shared_requests: SharedRequests | None = None
@@ -302,8 +305,14 @@ class Runtime:
                 lambda: self.settings.max_queue_bytes,
             ),
             (
+                "mlp_memory_used_bytes",
+                "Resident memory of the engine's process, which has all that is shared, and "
+                "anonymous memory of the front ends.",
+                lambda: used_bytes(self.children()),
+            ),
+            (
                 "mlp_memory_limit_bytes",
-                "What the process may use: the least of its cgroups' limits and the machine's.",
+                "What the service may use: the least of its cgroups' limits and the machine's.",
                 lambda: memory_bytes,
             ),
             (

@@ -47,6 +47,7 @@ PROMISED: dict[str, tuple[str, dict[str, set[str]]]] = {
     "mlp_queue_bytes": ("gauge", {}),
     "mlp_queue_tokens_limit": ("gauge", {}),
     "mlp_queue_bytes_limit": ("gauge", {}),
+    "mlp_memory_used_bytes": ("gauge", {}),
     "mlp_memory_limit_bytes": ("gauge", {}),
     "mlp_engine_healthy": ("gauge", {}),
     "mlp_ready": ("gauge", {}),

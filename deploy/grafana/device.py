@@ -115,10 +115,10 @@ def errors() -> Panels:
             span=8,
         ),
         lines(
-            "Memory of the process",
-            "Resident bytes, and what the container or machine allows.",
+            "Memory of the processes",
+            "Resident bytes, what they share once, and what the container or machine allows.",
             "bytes",
-            (f"process_resident_memory_bytes{{{ONE}}}", "{{instance}}"),
+            (f"mlp_memory_used_bytes{{{ONE}}}", "{{instance}}"),
             (f"mlp_memory_limit_bytes{{{ONE}}}", "limit of {{instance}}"),
             span=8,
         ),

@@ -226,7 +226,9 @@ class Batcher:
             watchdog = self._loop.call_later(self._hang_timeout_s, self._hung, tokens)
         self._metrics.batch_started(trigger, tokens, requests)
         for member in queued:
-            self._metrics.stage("queue", now - member.arrival, member.requests)
+            # Of several that came as one, the mean.
+            waited_s = now - member.arrival + member.waited_s / member.requests
+            self._metrics.stage("queue", waited_s, member.requests)
 
     def _hung(self, tokens: int) -> None:
         # Nothing can end a kernel but the end of its process.

@@ -87,6 +87,7 @@ class PendingRequest:
         deadline: Time of the batcher's clock after which it must not start; None for never.
         output_data: Writable, output_nbytes long: where the answer goes; None for new memory.
         requests: Of how many clients the rows are, one behind the other.
+        waited_s: What these have waited before they came to the queue, seconds of all together.
     """
 
     __slots__ = (
@@ -105,6 +106,7 @@ class PendingRequest:
         "state",
         "timer",
         "tokens",
+        "waited_s",
     )
 
     def __init__(
@@ -121,6 +123,7 @@ class PendingRequest:
         deadline: float | None = None,
         output_data: Rows | None = None,
         requests: int = 1,
+        waited_s: float = 0.0,
     ) -> None:
         self.key: GroupKey = (layer, output)
         self.tokens = tokens
@@ -130,6 +133,7 @@ class PendingRequest:
         self.output_nbytes = output_nbytes
         self.output_data = output_data
         self.requests = requests
+        self.waited_s = waited_s
         self.lease = lease
         self.deadline = deadline
         self.arrival = 0.0

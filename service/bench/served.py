@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from service.errors import StartError
+from service.process_memory import anonymous_bytes
 
 _LISTENING = re.compile(r"running on http://[^:]+:(\d+)")
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
-_ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
 _START_S = 180.0
 
 # By the series as Prometheus writes it: `name` or `name{label="value"}`.
@@ -64,7 +64,7 @@ class ServedModel:
         """Anonymous memory of all its processes: not what they share, which is of fixed size."""
         main = self._process.pid
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        return sum(_anonymous_bytes(pid) for pid in (main, *map(int, children)))
+        return sum(anonymous_bytes(pid) for pid in (main, *map(int, children)))
 
     def close(self) -> None:
         """SIGTERM, and wait for the end."""
@@ -112,12 +112,6 @@ class ServedModel:
 
     def _text(self) -> str:
         return Path(self._log.name).read_text(errors="replace")
-
-
-def _anonymous_bytes(pid: int) -> int:
-    found = _ANONYMOUS.search(Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found.group(1)) * 1024
 
 
 def parse_samples(text: str) -> Samples:

@@ -145,6 +145,7 @@ class BundleDesk:
             deadline=None if math.isinf(record.first_s) else record.first_s,
             output_data=room.view[HALF_BYTES : HALF_BYTES + output_nbytes],
             requests=requests,
+            waited_s=record.second_s,
         )
         future = self._batcher.submit(request)
         future.add_done_callback(partial(self._ended, record.request, room))

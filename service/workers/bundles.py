@@ -285,7 +285,8 @@ class Bundles:
 
     def _send(self, key: Key, members: list[PendingRequest]) -> None:
         offset, number = self._free.pop(), self._numbers()
-        bundle = self._sent[number] = Bundle(number, offset, members, self._clock())
+        now = self._clock()
+        bundle = self._sent[number] = Bundle(number, offset, members, now)
         # Only what came in a body is gathered.
         parts = cast("list[memoryview]", [member.data for member in members])
         nbytes = self._put(offset, parts)
@@ -304,6 +305,7 @@ class Bundles:
                 sum([member.tokens for member in members]),
                 len(members),
                 min([math.inf if m.deadline is None else m.deadline for m in members]),
+                now * len(members) - sum([member.arrival for member in members]),
             )
         )
 

@@ -12,7 +12,8 @@ tensor travels in a record: only where it lies in the memory that both processes
              first_s layer flag                 infinite for none; flag: `pack_form`; text, where
                                                 tensors are in clients' memory: `pack_windows`
     BUNDLE   as SUBMIT, without text            the same for the rows of several requests, in a
-                                                room; body_bytes: how many requests
+                                                room; body_bytes: how many requests, second_s:
+                                                what all of them have waited
     CANCEL                                      the client has left
     RELEASE                                     what the request holds is not needed any more
     ASK      flag                               send a document

@@ -114,6 +114,7 @@ class EngineServer:
             self.runtime, self._memory, self._answers, self._rooms, self._cannot_start
         )
         self.runtime.health.on_change = self._pool.tell_health
+        self.runtime.children = lambda: [one.pid for one in self._pool.front_ends.values()]
         self._pool.open(listeners)
         pinning = asyncio.ensure_future(asyncio.to_thread(self._pin_slots))
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host

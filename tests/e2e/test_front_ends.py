@@ -186,6 +186,9 @@ def test_counters_add_up_on_every_scrape_and_over_a_restart():
             assert scrape("mlp_request_duration_seconds_count", api="mlp") == requests
             for stage in ("receive", "decode", "queue", "encode"):
                 assert scrape("mlp_stage_duration_seconds_count", stage=stage) == requests
+            # With what the front ends have for themselves, an interpreter each at the least.
+            engines = scrape("process_resident_memory_bytes")
+            assert scrape("mlp_memory_used_bytes") > engines + WORKERS * (10 << 20)
         before = _counters(scrapes[-1])
         for client in clients:
             client.close()

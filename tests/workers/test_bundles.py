@@ -176,6 +176,26 @@ def test_a_bundle_that_fails_is_taken_apart_and_only_the_guilty_fails():
     _run(test)
 
 
+def test_what_gathers_is_waiting_in_the_queue_to_whoever_looks_at_stages():
+    async def test(pair: Pair) -> None:
+        requests = [pair.request(numbered(1, 1))]
+        await pair.turn()
+        requests += [pair.request(numbered(1, number)) for number in range(2, 6)]
+        await pair.turn()
+        requests += [pair.request(numbered(1, number)) for number in range(6, 9)]
+        await asyncio.sleep(0.05)
+        while pair.batches:
+            await pair.finish()
+        waited_s = [request.future.result().queue_s for request in requests]
+        assert waited_s[0] < 0.05 < min(waited_s[1:])
+        found = pair.metrics.registry.get_sample_value
+        stage = {"stage": "queue"}
+        assert found("mlp_stage_duration_seconds_count", stage) == len(requests)
+        assert found("mlp_stage_duration_seconds_sum", stage) == pytest.approx(sum(waited_s))
+
+    _run(test)
+
+
 def test_an_answer_that_came_alone_in_a_slot_is_taken_out_of_it():
     """Who asked has no way to say when it has been sent."""
 
