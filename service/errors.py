@@ -93,7 +93,7 @@ class UnsupportedType(RequestError):
 
 
 class QueueFull(RequestError):
-    """The queue's bound in tokens or bytes is reached; decided before the body is read."""
+    """The queue's bound in tokens or bytes is reached."""
 
     status = 429
     code = "queue_full"

@@ -16,7 +16,7 @@ _ERRORS = {
     "408": "The body did not arrive in time",
     "413": "Body, JSON or rows over a limit",
     "415": "Content type or encoding that is not read",
-    "429": "Queue full; decided before the body is read",
+    "429": "Queue full; decided before the body is read where its size is declared",
     "500": "The engine failed",
     "503": "Starting, draining or dead",
     "504": "Deadline passed in the queue",

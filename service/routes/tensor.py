@@ -50,7 +50,7 @@ from service.routes.replies import (
     header_text,
     internal_error,
 )
-from service.wire.compression import inflate
+from service.wire.compression import Inflation
 from service.wire.media import Encoding, parse_content_encoding
 from service.wire.tensor import WireTensor
 from service.wire.window import Window
@@ -284,11 +284,23 @@ class TensorEndpoint:
             body = await receive_growing(receive, limit, timeout_s, _FIRST_BYTES, grow)
         if encoding is None:
             return body
+        return await self._inflate(Inflation(body, encoding, limit), len(body), lease)
+
+    async def _inflate(self, inflation: Inflation, reserved: int, lease: Holding) -> memoryview:
+        """Decompress, and hold as much as comes out before more does."""
+
+        async def grow(nbytes: int) -> None:
+            await self.front.grow(lease, self._rows_in(nbytes), nbytes)
+
         # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
-        inflated = await asyncio.to_thread(lambda: inflate(body, encoding, limit))
-        if len(inflated) > len(body):
-            await self.front.grow(lease, self._rows_in(len(inflated)), len(inflated))
-        return inflated
+        grown = inflation.grown
+        room = max(reserved, _FIRST_BYTES)
+        while not await asyncio.to_thread(inflation.go_on, room):
+            room = reserved = min(self.front.settings.max_body_bytes, 2 * len(grown))
+            await grow(room)
+        if len(grown) > reserved:
+            await grow(len(grown))
+        return memoryview(grown)
 
     def validate(self, head: Head, job: Job) -> None:
         """Check what only the decoded body tells.

@@ -17,25 +17,36 @@ _OUTPUT_BYTES = 1 << 18
 _LEVEL = 1
 
 
-def inflate(body: memoryview, encoding: Encoding, max_bytes: int) -> memoryview:
-    """Decompress a body, stopping as soon as it exceeds the cap.
+class Inflation:
+    """A body on its way out of compression, step by step, so that each can be reserved before.
 
-    Args:
-        body: The compressed body: one gzip member or one zlib stream, and nothing after it.
-        encoding: Which of the two.
-        max_bytes: Most bytes that may come out, the setting max_body_bytes.
-
-    Returns:
-        The decompressed bytes, in new memory.
-
-    Raises:
-        TooLarge: more than max_bytes come out.
-        InvalidRequest: corrupt, truncated, or followed by more bytes.
+    Attributes:
+        grown: What has come out so far; fixed once a view of it exists.
     """
-    grown = bytearray()
-    for piece in _pieces(body, encoding, max_bytes):
-        grown += piece
-    return memoryview(grown)
+
+    def __init__(self, body: memoryview, encoding: Encoding, max_bytes: int) -> None:
+        """Begin.
+
+        Args:
+            body: The compressed body: one gzip member or one zlib stream, and nothing after it.
+            encoding: Which of the two.
+            max_bytes: Most bytes that may come out, the setting max_body_bytes.
+        """
+        self.grown = bytearray()
+        self._pieces = _pieces(body, encoding, max_bytes)
+
+    def go_on(self, room: int) -> bool:
+        """Decompress until all is out, or more than `room` bytes are; whether it is all.
+
+        Raises:
+            TooLarge: more than max_bytes come out.
+            InvalidRequest: corrupt, truncated, or followed by more bytes.
+        """
+        for piece in self._pieces:
+            self.grown += piece
+            if len(self.grown) > room:
+                return False
+        return True
 
 
 def deflate(chunks: Iterable[Buffer], encoding: Encoding) -> bytes:

@@ -12,9 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
+from service.wire.compression import Inflation
 from tests.engines import HIDDEN, FakeEngine, expected
 from tests.routes.bodies import JSON, NPY, RAW, decode, encode, post, rows, v2_body, v2_decode
-from tests.servers import ServerThread
+from tests.servers import ServerThread, wait_until
 
 _COMPRESS = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}
 
@@ -41,6 +42,40 @@ def test_v2_header_length_counts_decompressed_bytes(service):
         headers={**headers, "content-encoding": "gzip"},
     )
     np.testing.assert_array_equal(v2_decode(answer), expected(x, 0))
+
+
+def test_a_compressed_body_is_refused_before_more_of_it_is_out_than_may_wait(monkeypatch):
+    """24 bodies of 64 KB took half a gigabyte before they were refused."""
+    begun: list[Inflation] = []
+
+    class Seen(Inflation):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            begun.append(self)
+
+    monkeypatch.setattr("service.routes.tensor.Inflation", Seen)
+    engine = FakeEngine()
+    engine.gate.clear()
+    limits = {"max_body_bytes": 4 << 20, "max_queue_bytes": 4 << 20, "max_batch_tokens": 1 << 16}
+    with ServerThread(engine, **limits) as server, ThreadPoolExecutor(2) as pool:
+        waiting = []
+        for number in range(2):
+            waiting.append(pool.submit(_post_fp32, server.url, bytes(3 << 20)))
+            wait_until(lambda: server.runtime.admission.requests == number)  # noqa: B023 - at once
+            wait_until(lambda: len(engine.batches) == 1)
+        body = gzip.compress(bytes(4 << 20))
+        refused = _post_fp32(server.url, body, **{"content-encoding": "gzip"})
+        assert refused.status_code == 429
+        assert len(begun[0].grown) <= 1 << 20
+        engine.gate.set()
+        assert [one.result().status_code for one in waiting] == [200, 200]
+        assert _post_fp32(server.url, body, **{"content-encoding": "gzip"}).status_code == 200
+        assert server.runtime.admission.bytes == 0
+
+
+def _post_fp32(url: str, body: bytes, **headers: str) -> httpx.Response:
+    headers = {"content-type": RAW, "x-tensor-dtype": "fp32", **headers}
+    return httpx.post(f"{url}/mlp", content=body, headers=headers, timeout=30)
 
 
 def test_small_compressed_requests_do_not_fill_the_queue():

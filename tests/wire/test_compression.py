@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import InvalidRequest, TooLarge
-from service.wire.compression import deflate, inflate
+from service.wire.compression import Inflation, deflate
 from service.wire.media import Encoding
 from tests.wire.samples import value_or_refusal
 
@@ -18,6 +18,15 @@ REFERENCE = {
     Encoding.GZIP: (gzip.compress, gzip.decompress),
     Encoding.DEFLATE: (zlib.compress, zlib.decompress),
 }
+
+
+def inflate(body, encoding, max_bytes):
+    """All of a body, in one step."""
+    inflation = Inflation(body, encoding, max_bytes)
+    assert inflation.go_on(max_bytes)
+    return memoryview(inflation.grown)
+
+
 both = pytest.mark.parametrize("encoding", list(Encoding))
 
 
@@ -39,6 +48,18 @@ def test_sizes_around_the_steps(encoding, size, compressible):
     if size:
         with pytest.raises(TooLarge, match=rf"at most {size - 1} bytes .*MLP_MAX_BODY_BYTES"):
             inflate(memoryview(packed), encoding, size - 1)
+
+
+@both
+def test_between_steps_no_more_is_out_than_room_and_a_piece(encoding):
+    content = random.Random(2).randbytes(3 * MIB)
+    inflation = Inflation(memoryview(REFERENCE[encoding][0](content)), encoding, 4 * MIB)
+    room, steps = 1000, 0
+    while not inflation.go_on(room):
+        assert room < len(inflation.grown) <= room + (1 << 18)
+        room, steps = 2 * len(inflation.grown), steps + 1
+    assert inflation.grown == content
+    assert 2 < steps < 10
 
 
 @both
