@@ -108,11 +108,11 @@ class ServerThread:
 
     def __enter__(self) -> ServerThread:
         self.thread.start()
-        wait_until(lambda: self.server.started, 10)
+        wait_until(lambda: self.server.started, 30)
         port = self.server.port
         self.url = f"http://127.0.0.1:{port}"
         if self._wait_ready:
-            wait_until(lambda: self.runtime.health.ready, 10)
+            wait_until(lambda: self.runtime.health.ready, 30)
             wait_until(lambda: len(self.front_ends) == self.workers, 30)
         return self
 
@@ -167,7 +167,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def wait_until(condition, timeout_s: float = 5.0) -> None:
+def wait_until(condition, timeout_s: float = 20.0) -> None:
     """Until the condition holds; fails when it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
