@@ -15,10 +15,11 @@ from service.errors import NotFound
 from service.front import Front
 from service.routes.access import expected_key, require_key
 from service.routes.health import health_answer
+from service.routes.job import SMALLEST_ELEMENT_BYTES, Job
 from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
 from service.routes.shared_memory import shared_memory_router
 from service.routes.target import resolve_layer, resolve_model
-from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
+from service.routes.tensor import TensorEndpoint
 from service.wire.media import answer_encoding
 from service.wire.quoting import quote
 from service.wire.v2 import (

@@ -12,9 +12,10 @@ from service.batching.request import Answer
 from service.engine.base import Buffer, ModelSpec, Output
 from service.errors import InvalidRequest
 from service.front import Front
+from service.routes.job import SMALLEST_ELEMENT_BYTES, Job
 from service.routes.replies import Headers, RawHeaders, Reply, compress, header_text
 from service.routes.target import resolve_layer, resolve_model
-from service.routes.tensor import SMALLEST_ELEMENT_BYTES, Job, TensorEndpoint
+from service.routes.tensor import TensorEndpoint
 from service.wire.json_body import decode_json, encode_json
 from service.wire.media import (
     Format,

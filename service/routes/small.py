@@ -17,14 +17,9 @@ from starlette.types import Scope
 from service.batching.request import Answer
 from service.engine.base import Buffer
 from service.errors import OUTCOME_OK, ServiceError
+from service.routes.job import Head, Job
 from service.routes.replies import Headers, RawHeaders, Reply, error_reply, internal_error
-from service.routes.tensor import (
-    OFF_LOOP_BYTES,
-    Head,
-    Job,
-    TensorEndpoint,
-    request_id_of,
-)
+from service.routes.tensor import OFF_LOOP_BYTES, TensorEndpoint, request_id_of
 
 # See service.http_small.
 SendAnswer: TypeAlias = Callable[[int, RawHeaders, list[Buffer]], None]

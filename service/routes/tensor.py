@@ -14,13 +14,11 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from service.batching.request import Answer, Holding, PendingRequest
-from service.engine.base import DType, Output
 from service.errors import (
     OUTCOME_OK,
     Cancelled,
@@ -35,13 +33,11 @@ from service.routes.body import (
     check_transfer_encoding,
     discard,
     parse_content_length,
-    receive_directly,
-    receive_growing,
-    receive_into,
-    too_large,
 )
 from service.routes.direct import direct_of
 from service.routes.disconnect import DisconnectWatch
+from service.routes.intake import Intake
+from service.routes.job import Head, Job, ReadHead
 from service.routes.replies import (
     Headers,
     RawHeaders,
@@ -50,10 +46,7 @@ from service.routes.replies import (
     header_text,
     internal_error,
 )
-from service.wire.compression import Inflation
 from service.wire.media import Encoding, parse_content_encoding
-from service.wire.tensor import WireTensor
-from service.wire.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -64,66 +57,14 @@ OFF_LOOP_BYTES = 32 << 10
 # For the rest of a body that is refused, before its connection is closed.
 _DISCARD_S = 1.0
 
-# Room for a body whose length is not declared, to begin with; it grows as the body does.
-_FIRST_BYTES = 64 << 10
-
 # Of one number in a JSON answer, with its comma: nine digits, point, sign and often an exponent.
 _JSON_NUMBER_BYTES = 12
-# On any wire: a bf16 or fp16 value, or one digit and a comma of JSON.
-SMALLEST_ELEMENT_BYTES = 2
 
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
 _id_prefix = os.urandom(6).hex().encode()
 _id_counter = itertools.count()
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A decoded request: what to compute and in which form its answer goes back.
-
-    Attributes:
-        layer: Resident layer.
-        output_dtype: Element type in which the engine writes the answer.
-        timeout_s: Longest wait in the queue that this request allows; None leaves it to the
-            service.
-        source: Where in shared memory the tensor's data lies; None where it came with the body.
-        target: Where in shared memory the answer goes.
-    """
-
-    tensor: WireTensor
-    layer: int
-    output: Output
-    output_dtype: DType
-    timeout_s: float | None
-    source: Window | None = None
-    target: Window | None = None
-
-
-class Head(Protocol):
-    """What an API has read from path, query and headers, before any byte of the body."""
-
-    def tokens_at_most(self, content_length: int) -> int:
-        """Rows that a body of content_length bytes can hold at most."""
-
-    def parsed_bytes(self, body_bytes: int) -> int:
-        """How many bytes of a body have to be parsed, rather than taken as they are."""
-
-    def decode(self, body: memoryview) -> Job:
-        """Read the body."""
-
-    def answers_json(self) -> bool:
-        """The answer's tensor is printed as JSON; asked after `decode`."""
-
-    def written_bytes(self, answer_bytes: int) -> int:
-        """How many bytes of an answer have to be printed or compressed; asked after `decode`."""
-
-    def encode(self, job: Job, answer: Answer, headers: RawHeaders) -> Reply:
-        """Write the answer; `headers` are those that every answer carries."""
-
-
-ReadHead = Callable[[Scope, Headers], Head]
 
 
 class TensorEndpoint:
@@ -133,6 +74,7 @@ class TensorEndpoint:
         self._api = api
         self._read_head = read_head
         self.front = front
+        self._intake = Intake(front)
         self._api_key = expected_key(front.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,33 +125,12 @@ class TensorEndpoint:
         check_transfer_encoding(headers.get(b"transfer-encoding"))
         encoding = parse_content_encoding(header_text(headers, b"content-encoding"))
         content_length = parse_content_length(headers.get(b"content-length"))
-        return head, encoding, await self._lease(head, content_length, encoding)
+        return head, encoding, await self._intake.admit(head, content_length, encoding)
 
     def read_head(self, scope: Scope, headers: Headers) -> Head:
         """What path, query and headers say, if the key is right."""
         require_key(self._api_key, headers)
         return self._read_head(scope, headers)
-
-    async def _lease(
-        self, head: Head, content_length: int | None, encoding: Encoding | None
-    ) -> Holding:
-        """Room for the body, or for its beginning where headers do not tell its size."""
-        settings, front = self.front.settings, self.front
-        limit = settings.max_body_bytes
-        if content_length is None:
-            return await front.admit(self._rows_in(_FIRST_BYTES), _FIRST_BYTES, slot_bytes=0)
-        if content_length > limit:
-            raise too_large(limit, str(content_length))
-        if encoding is not None:
-            return await front.admit(self._rows_in(content_length), content_length)
-        # What turns out to hold more rows than a batch is refused after decoding.
-        tokens = min(head.tokens_at_most(content_length), settings.max_batch_tokens)
-        return await front.admit(tokens, content_length)
-
-    def _rows_in(self, nbytes: int) -> int:
-        """Rows that nbytes of any format hold at most, as far as they fit a batch."""
-        rows = nbytes // (self.front.model.hidden_size * SMALLEST_ELEMENT_BYTES)
-        return min(rows, self.front.settings.max_batch_tokens)
 
     async def _compute(
         self,
@@ -254,7 +175,7 @@ class TensorEndpoint:
         front = self.front
         began = time.perf_counter()
         with front.in_progress.receiving():
-            body = await self._receive(scope, receive, lease, encoding)
+            body = await self._intake.receive(scope, receive, lease, encoding)
         received = time.perf_counter()
         front.counts.stage("receive", received - began)
         job = await _maybe_off_loop(head.parsed_bytes(len(body)), lambda: head.decode(body))
@@ -262,45 +183,6 @@ class TensorEndpoint:
         request = self.pending(job, lease, len(body))
         front.counts.stage("decode", time.perf_counter() - received)
         return job, request
-
-    async def _receive(
-        self, scope: Scope, receive: Receive, lease: Holding, encoding: Encoding | None
-    ) -> memoryview:
-        settings = self.front.settings
-        limit, timeout_s = settings.max_body_bytes, settings.receive_timeout_s
-        view = lease.slot.view
-        if view.nbytes:
-            direct = direct_of(scope)
-            if direct is not None and direct.can_receive(scope, view.nbytes):
-                received = await receive_directly(direct, view, timeout_s)
-            else:
-                received = await receive_into(receive, view, timeout_s)
-            body = view[:received]
-        else:
-
-            async def grow(nbytes: int) -> None:
-                await self.front.grow(lease, self._rows_in(nbytes), nbytes)
-
-            body = await receive_growing(receive, limit, timeout_s, _FIRST_BYTES, grow)
-        if encoding is None:
-            return body
-        return await self._inflate(Inflation(body, encoding, limit), len(body), lease)
-
-    async def _inflate(self, inflation: Inflation, reserved: int, lease: Holding) -> memoryview:
-        """Decompress, and hold as much as comes out before more does."""
-
-        async def grow(nbytes: int) -> None:
-            await self.front.grow(lease, self._rows_in(nbytes), nbytes)
-
-        # Into fresh memory: a thread may outlive its cancelled request, and slots are reused.
-        grown = inflation.grown
-        room = max(reserved, _FIRST_BYTES)
-        while not await asyncio.to_thread(inflation.go_on, room):
-            room = reserved = min(self.front.settings.max_body_bytes, 2 * len(grown))
-            await grow(room)
-        if len(grown) > reserved:
-            await grow(len(grown))
-        return memoryview(grown)
 
     def validate(self, head: Head, job: Job) -> None:
         """Check what only the decoded body tells.

@@ -53,7 +53,7 @@ def test_a_compressed_body_is_refused_before_more_of_it_is_out_than_may_wait(mon
             super().__init__(*args)
             begun.append(self)
 
-    monkeypatch.setattr("service.routes.tensor.Inflation", Seen)
+    monkeypatch.setattr("service.routes.intake.Inflation", Seen)
     engine = FakeEngine()
     engine.gate.clear()
     limits = {"max_body_bytes": 4 << 20, "max_queue_bytes": 4 << 20, "max_batch_tokens": 1 << 16}
