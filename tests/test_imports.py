@@ -89,7 +89,7 @@ RULES = {
     "server": Row("workers http_server runtime engine.base config errors"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
-    "load": Row("engine.base errors", "numpy httptools uvloop rich matplotlib"),
+    "load": Row("engine.base errors interruption", "numpy httptools uvloop rich matplotlib"),
     # uvicorn is also the bare server that the service is compared with.
     # Apps of other servers, each with its framework; and what runs and shows them.
     "bench.peers": Row(

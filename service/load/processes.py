@@ -6,17 +6,19 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from service.errors import StartError
 from service.load.driver import REPORT_INTERVAL_S, OnReport
 from service.load.plan import Plan
-from service.load.runner import run_plan
+from service.load.runner import LET_GO_TIMEOUT_S, run_plan
+from service.load.stop_signals import StopSignals
 from service.load.tally import Tally
 
-_STOP_TIMEOUT_S = 5.0
+# Longer than they take to let go of what they hold.
+_STOP_TIMEOUT_S = LET_GO_TIMEOUT_S + 2.0
 
 # From a process: that it is ready, what it counted so far, what it counted in all, or why it
 # cannot start.
@@ -51,23 +53,37 @@ def _processes(count: int) -> Iterator[list[Connection]]:
     context = multiprocessing.get_context("spawn")
     running: list[SpawnProcess] = []
     pipes: list[Connection] = []
-    try:
-        for _ in range(count):
-            mine, theirs = context.Pipe()
-            pipes.append(mine)
-            process = context.Process(target=_work, args=(theirs,), daemon=True)
-            process.start()
-            running.append(process)
-            theirs.close()  # or the end of the process would not end the pipe
-        yield pipes
-        for process in running:
-            process.join(_STOP_TIMEOUT_S)
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for process in running:
-            process.terminate()
-            process.join(_STOP_TIMEOUT_S)
+    with StopSignals() as signals:
+        try:
+            with signals.calling(_interrupt):
+                for _ in range(count):
+                    mine, theirs = context.Pipe()
+                    pipes.append(mine)
+                    process = context.Process(target=_work, args=(theirs,), daemon=True)
+                    process.start()
+                    running.append(process)
+                    theirs.close()  # or the end of the process would not end the pipe
+                yield pipes
+                _join(running)
+        finally:
+            for pipe in pipes:
+                pipe.close()
+            for process in running:
+                process.terminate()
+            _join(running)
+            for process in running:
+                process.kill()
+                process.join(_STOP_TIMEOUT_S)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _join(processes: Sequence[SpawnProcess]) -> None:
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    for process in processes:
+        process.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _collect(pipes: Sequence[Connection], on_report: OnReport | None) -> Tally:
@@ -120,7 +136,7 @@ def _ended(number: int) -> StartError:
 
 def _work(pipe: Connection) -> None:
     """Entry point of a process, which is sent its plan."""
-    # Ctrl-C goes to the whole process group; the parent ends its children.
+    # Ctrl-C goes to the whole process group; the parent ends its children, by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def on_ready() -> None:
@@ -130,9 +146,8 @@ def _work(pipe: Connection) -> None:
     def on_report(tally: Tally) -> None:
         pipe.send(("so far", tally))
 
-    try:
-        pipe.send(("done", run_plan(pipe.recv(), on_ready, on_report)))
-    except StartError as error:
-        pipe.send(("refused", str(error)))
-    except (EOFError, BrokenPipeError):
-        pass  # the parent is gone, and with it whoever wanted to know
+    with suppress(EOFError, ConnectionError):  # the parent is gone, and whoever wanted to know
+        try:
+            pipe.send(("done", run_plan(pipe.recv(), on_ready, on_report)))
+        except StartError as error:
+            pipe.send(("refused", str(error)))
