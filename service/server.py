@@ -14,6 +14,7 @@ import sys
 from service.config import Settings
 from service.engine.base import Engine
 from service.http_server import HttpServer
+from service.open_files import raise_open_files_limit
 from service.runtime import Runtime
 from service.workers.server import EngineServer
 
@@ -56,6 +57,8 @@ def serve(settings: Settings, engine: Engine, reason: str = "") -> int:
         The exit status: 0 after a drain in which everything was answered, else 1.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Front ends inherit it.
+    raise_open_files_limit()
     server = create_server(settings, engine, reason)
     try:
         server.run()

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from service.cuda_region import CudaRegion
 from service.engine.base import OpensDeviceMemory, PinsHostMemory
 from service.errors import InvalidRequest, NotFound
+from service.open_files import open_files_limit
 from service.shared_region import Region
 from service.wire.window import Window
 
@@ -20,8 +21,10 @@ AnyRegion: TypeAlias = Region | CudaRegion
 _Kind = TypeVar("_Kind", Region, CudaRegion)
 
 _LONGEST_NAME = 255
-# Each of the system's holds a file descriptor.
 MAX_REGIONS = 1024
+# Of the files that the process may have open, the part that regions may hold. The rest is for the
+# engine and for connections: without one, nobody could unregister.
+_OPEN_FILES_SHARE = 0.25
 
 
 class RegionStatus(NamedTuple):
@@ -225,8 +228,15 @@ class RegionTable:
             )
         if name in self._regions or name in self._coming:
             raise InvalidRequest(f"region: must not be registered yet, {name!r} is")
-        if len(self._regions) + len(self._coming) >= MAX_REGIONS:
-            raise InvalidRequest(f"region: at most {MAX_REGIONS} may be registered, they are")
+        files = open_files_limit()
+        # A region holds its object open; the mapping of one that is pinned does so once more.
+        held = int(_OPEN_FILES_SHARE * files) // (1 if self._pinner is None else 2)
+        most = min(held, MAX_REGIONS)
+        if len(self._regions) + len(self._coming) >= most:
+            raise InvalidRequest(
+                f"region: at most {most} may be registered where {files} files may be open, they "
+                "are"
+            )
 
     def _validate_size(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 1:

@@ -40,6 +40,7 @@ RULES = {
     "cgroups": Row(),
     "counts": Row(),
     "interruption": Row(),
+    "open_files": Row(),
     "metrics": Row("counts", third="prometheus_client"),
     "config": Row("cgroups errors", "pydantic pydantic_settings"),
     # The words that everybody shares: whoever moves requests must not need to load torch.
@@ -51,7 +52,7 @@ RULES = {
     "wire.window": Row(),
     "shared_region": Row("wire.window engine.base errors"),
     "cuda_region": Row("wire.window engine.base errors"),
-    "shared_memory": Row("shared_region cuda_region wire.window engine.base errors"),
+    "shared_memory": Row("shared_region cuda_region wire.window engine.base errors open_files"),
     "local_regions": Row("shared_memory shared_region cuda_region"),
     "nvml": Row("engine.base", "pynvml"),
     # What the routes know of the service, whichever process it runs in.
@@ -86,7 +87,7 @@ RULES = {
         "workers front shared_memory wire.window batching engine.base config counts errors"
     ),
     "workers.front_end": Row("workers http_server http_small garbage errors log"),
-    "server": Row("workers http_server runtime engine.base config errors"),
+    "server": Row("workers http_server runtime engine.base config errors open_files"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors interruption", "numpy httptools uvloop rich matplotlib"),

@@ -104,6 +104,27 @@ def test_all_regions_together_have_a_limit(
         registered(regions, "c", memory.key, 0, 1)
 
 
+@pytest.mark.parametrize(("pinner", "most"), [(None, 4), (Pinner(), 2)])
+def test_regions_hold_a_quarter_of_the_open_files(
+    memory: SharedObject, monkeypatch: pytest.MonkeyPatch, pinner: Pinner | None, most: int
+) -> None:
+    regions = table(pinner)
+
+    async def use() -> None:
+        await asyncio.to_thread(lambda: None)  # whose thread has files of its own
+        opened = open_files()
+        for number in range(most):
+            await regions.register(f"r{number}", memory.key, 0, 500)
+        assert open_files() - opened == 4
+        with pytest.raises(InvalidRequest, match=f"at most {most} .* where 16 files may be open"):
+            await regions.register("another", memory.key, 0, 500)
+        regions.unregister_all()
+        await asyncio.to_thread(wait_until, lambda: open_files() <= opened)
+
+    monkeypatch.setattr(shared_memory, "open_files_limit", lambda: 16)
+    asyncio.run(use())
+
+
 def test_regions_are_shown_as_they_were_registered(memory: SharedObject) -> None:
     regions = registered(table(), "r", memory.key, 100, 50)
     (status,) = regions.status(Region, "r")
