@@ -55,6 +55,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._accepting = False
+        # Said once, until nobody waits any more.
+        self._waiting_said = False
         self._stopping = False
         self._failed_starts = 0
         self._none_left = asyncio.Event()
@@ -168,10 +170,15 @@ class Pool:
         for _ in range(_ACCEPTS_A_TURN):
             try:
                 connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
+                self._waiting_said = False
+                return
+            except ConnectionAbortedError:
                 return
             except OSError as error:
-                logger.error("connections have to wait: %s", error)
+                if not self._waiting_said:
+                    self._waiting_said = True
+                    logger.error("connections have to wait: %s", error)
                 self._accept_or_not(False)
                 self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_or_not)
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from tests.e2e.raw_http import RawAnswer, RawConnection, head
 from tests.e2e.scrape import Scrape
 from tests.routes.sharing import SYSTEM
-from tests.servers import ServerProcess
+from tests.servers import ServerProcess, get, wait_until
 from tests.shared_objects import shared_object
 
 pytestmark = pytest.mark.e2e
@@ -70,3 +71,21 @@ def test_regions_leave_some_for_connections(tmp_path: Path) -> None:
         assert Scrape(server.url)("mlp_shared_memory_regions") == 30
         assert _post(server.url, "/unregister", b"").status == 200
         assert _post(server.url, "/region/r/register", body).status == 200
+
+
+def test_connections_that_wait_for_one_are_said_once(tmp_path: Path) -> None:
+    with _service(tmp_path, workers=1) as server:
+        pid = server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        for episode in (1, 2):
+            # They have the lowest numbers, so that there is none for another.
+            used = psutil.Process(pid).num_fds()
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, before[1]))
+            with RawConnection(server.url, timeout_s=10) as waiting:
+                waiting.send(head("/health/live", method="GET"))
+                wait_until(lambda said=episode: server.log.count("have to wait") == said)
+                time.sleep(0.5)  # five attempts
+                assert server.log.count("have to wait") == episode
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+                assert waiting.read().status == 200
+            assert get(server.url, "/health/live")[0] == 200
