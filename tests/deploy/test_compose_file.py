@@ -95,6 +95,8 @@ def test_the_gpu_service_gets_a_gpu_and_may_lock_memory() -> None:
     assert device == {"driver": "nvidia", "device_ids": ["3"], "capabilities": ["gpu"]}
     assert service["ulimits"]["memlock"] == {"soft": -1, "hard": -1}
     assert int(service["shm_size"]) >= 1 << 30
+    # Or the size were the host's.
+    assert "ipc" not in service
 
 
 def test_models_are_a_folder_where_a_path_is_given() -> None:

@@ -209,7 +209,11 @@ def test_a_pod_gets_a_whole_gpu_and_is_bounded():
 
 def test_more_pods_start_before_the_queue_is_full():
     (metric,) = the("HorizontalPodAutoscaler")["spec"]["metrics"]
-    assert int(metric["pods"]["target"]["averageValue"]) <= Settings().max_queue_tokens / 2
+    # As the file says; the deployment sets neither of the two.
+    target = int(metric["pods"]["target"]["averageValue"])
+    assert target == 2 * Settings().max_batch_tokens == Settings().max_queue_tokens / 8
+    given = {entry["name"] for entry in CONTAINER["env"]}
+    assert not given & {"MLP_MAX_BATCH_TOKENS", "MLP_MAX_QUEUE_TOKENS"}
     # The autoscaler owns the number of replicas; a number here would fight with it.
     assert "replicas" not in DEPLOYMENT["spec"]
 
