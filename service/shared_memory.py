@@ -15,12 +15,11 @@ from service.engine.base import OpensDeviceMemory, PinsHostMemory
 from service.errors import InvalidRequest, NotFound
 from service.open_files import open_files_limit
 from service.shared_region import Region
-from service.wire.window import Window
+from service.wire.window import LONGEST_REGION_NAME, Window
 
 AnyRegion: TypeAlias = Region | CudaRegion
 _Kind = TypeVar("_Kind", Region, CudaRegion)
 
-_LONGEST_NAME = 255
 MAX_REGIONS = 1024
 # Of the files that the process may have open, the part that regions may hold. The rest is for the
 # engine and for connections: without one, nobody could unregister.
@@ -222,9 +221,9 @@ class RegionTable:
         return [region for region in self._regions.values() if isinstance(region, kind)]
 
     def _validate_name(self, name: str) -> None:
-        if not 0 < len(name) <= _LONGEST_NAME:
+        if not 0 < len(name) <= LONGEST_REGION_NAME:
             raise InvalidRequest(
-                f"region: must have 1 to {_LONGEST_NAME} characters, has {len(name)}"
+                f"region: must have 1 to {LONGEST_REGION_NAME} characters, has {len(name)}"
             )
         if name in self._regions or name in self._coming:
             raise InvalidRequest(f"region: must not be registered yet, {name!r} is")

@@ -16,7 +16,7 @@ from service.routes.body import parse_content_length, receive_into
 from service.shared_memory import CudaRegions, Regions
 from service.wire.json_text import load_json
 from service.wire.quoting import quote
-from service.wire.v2_fields import Object, member
+from service.wire.v2_fields import Object, member, validate_region_name
 
 # A region's name, a key or handle, two numbers.
 _LONGEST_BODY_BYTES = 4096
@@ -123,15 +123,18 @@ def _add_routes(router: APIRouter, prefix: str, kind: _Kind, timeout_s: float) -
 
     @router.get(f"{one}/status", summary="One region of shared memory")
     async def one_region(region: str) -> _Shown:
+        validate_region_name(region, "region")
         return await kind.status(region)
 
     @router.post(f"{one}/unregister", summary="Forget a region; none of that name is no error")
     async def forget(region: str) -> JSONResponse:
+        validate_region_name(region, "region")
         await kind.unregister(region)
         return JSONResponse({})
 
     @router.post(f"{one}/register", summary="Name a stretch of memory that the client shares")
     async def register(region: str, request: Request) -> JSONResponse:
+        validate_region_name(region, "region")
         await kind.register(region, await _read_object(request, timeout_s))
         return JSONResponse({})
 

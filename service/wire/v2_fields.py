@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from service.errors import InvalidRequest
 from service.wire.quoting import quote
-from service.wire.window import Window
+from service.wire.window import LONGEST_REGION_NAME, Window
 
 Object = dict[str, object]
 T = TypeVar("T", str, int, bool, list[object], Object)
@@ -76,7 +76,7 @@ def window_of(parameters: Object, where: str) -> Window | None:
         where: What it is, as the prefix of a message: `inputs[0].parameters.`.
 
     Raises:
-        InvalidRequest: of another type, negative, or incomplete.
+        InvalidRequest: of another type, negative, too long, or incomplete.
     """
     region = member(parameters, "shared_memory_region", str, where)
     nbytes = member(parameters, "shared_memory_byte_size", int, where)
@@ -85,6 +85,7 @@ def window_of(parameters: Object, where: str) -> Window | None:
         if nbytes is not None or offset is not None:
             raise InvalidRequest(f"{where}shared_memory_region: must be given, is absent")
         return None
+    validate_region_name(region, f"{where}shared_memory_region")
     for name, value in (("byte_size", nbytes), ("offset", offset or 0)):
         if value is None:
             raise InvalidRequest(f"{where}shared_memory_{name}: must be given, is absent")
@@ -94,3 +95,15 @@ def window_of(parameters: Object, where: str) -> Window | None:
             )
     assert nbytes is not None
     return Window(region, offset or 0, nbytes)
+
+
+def validate_region_name(name: str, where: str) -> None:
+    """Check what a client calls a region, before it is looked up anywhere.
+
+    Raises:
+        InvalidRequest: longer than a region's name can be.
+    """
+    if len(name) > LONGEST_REGION_NAME:
+        raise InvalidRequest(
+            f"{where}: must have at most {LONGEST_REGION_NAME} characters, has {len(name)}"
+        )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# As of an object's, NAME_MAX of POSIX. It is repeated in answers, and sent between processes.
+LONGEST_REGION_NAME = 255
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -282,6 +282,15 @@ def test_what_is_no_registration_is_refused(
     assert refusal(gpu.client.get(f"{CUDA}/region/d/status"), 404)
 
 
+def test_a_name_that_is_too_long_is_refused(gpu: Service, memory: Memory) -> None:
+    _, handle = gpu.engine.share()
+    path = f"{CUDA}/region/{'c' * 256}"
+    words = "region: must have at most 255 characters, has 256"
+    assert words in refusal(register_cuda(gpu, "c" * 256, handle))
+    assert words in refusal(gpu.client.get(f"{path}/status"))
+    assert words in refusal(gpu.client.post(f"{path}/unregister"))
+
+
 def test_memory_that_is_forgotten_stays_open_for_the_request_that_uses_it(
     gpu: Service, memory: Memory
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,6 +66,35 @@ def test_what_is_no_registration_is_refused(sharing: Service, body: object, word
     answer = sharing.client.post(f"{SYSTEM}/region/s/register", json=body)
     assert words in refusal(answer)
     assert refusal(sharing.client.get(f"{SYSTEM}/region/s/status"), 404)
+
+
+# The channel to the engine's process would refuse, cut or take them.
+@pytest.mark.parametrize("length", [256, 40_000, 150_000, 300_000])
+def test_a_name_that_is_too_long_costs_its_own_request(
+    sharing: Service, memory: SharedObject, length: int
+) -> None:
+    x, name = rows(2), "r" * length
+    words = f"region: must have at most 255 characters, has {length}"
+    for source, target in ((place(128, 0, name), {}), (place(128), place(128, 500, name))):
+        assert words in refusal(infer(sharing, x, source, target or {"binary_data": True}))
+    if length < 1 << 16:  # what httpx takes for a path
+        path = f"{SYSTEM}/region/{name}"
+        assert words in refusal(sharing.client.get(f"{path}/status"))
+        assert words in refusal(sharing.client.post(f"{path}/unregister"))
+        body = {"key": memory.key, "byte_size": 1}
+        assert words in refusal(sharing.client.post(f"{path}/register", json=body))
+    assert infer(sharing, x, place(128), place(128, 500)).status_code == 200
+    assert sharing.client.get("/metrics", timeout=5).status_code == 200
+
+
+def test_the_longest_name_and_key_are_taken(sharing: Service, memory: SharedObject) -> None:
+    name = "\U0001f600" * 255
+    register(sharing, name, memory)
+    x = rows(2)
+    assert infer(sharing, x, place(128, 0, name), place(128, 500, name)).status_code == 200
+    body = json.dumps({"key": "é" * 2000, "byte_size": 1}, ensure_ascii=False)
+    answer = sharing.client.post(f"{SYSTEM}/region/s/register", content=body)
+    assert "key: must be the name of" in refusal(answer)
 
 
 def test_a_registration_of_unknown_length_is_refused(sharing: Service) -> None:

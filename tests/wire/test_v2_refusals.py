@@ -117,6 +117,7 @@ def test_refused_members_of_the_input(changes, sentence):
         (window(12, offset=-1), "offset: must be 0 to 2**62 - 1, is -1"),
         (window(12, offset="1"), "offset: must be an integer"),
         (window(12, region=7), "region: must be a string"),
+        (window(12, region="r" * 256), "region: must have at most 255 characters, has 256"),
         ({"shared_memory_region": "r"}, "byte_size: must be given, is absent"),
         ({"shared_memory_byte_size": 12}, "region: must be given, is absent"),
         ({"shared_memory_offset": 12}, "region: must be given, is absent"),
