@@ -7,6 +7,8 @@ when it has died. What is said within one turn of the event loop goes out as one
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import socket
 from array import array
@@ -16,10 +18,15 @@ from typing import TypeAlias
 
 from service.workers.records import Record, pack, unpack
 
+logger = logging.getLogger(__name__)
+
 # Messages are sent off beyond this, so that none is longer than this, one record and its text.
 _MESSAGE_BYTES = 32 << 10
 _RECEIVE_BYTES = 128 << 10
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array("i").itemsize)
+# Of the user's descriptors under way, or of the kernel's memory: others make room.
+_SHORTAGES = frozenset({errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_S = 0.01
 # Nobody waits for a small slot that comes back this late.
 _LATE_S = 0.005
 
@@ -40,7 +47,8 @@ class Channel:
     Args:
         end: The socket; belongs to the channel from now on.
         on_record: Gets each record, with the file descriptors that came with it.
-        on_closed: Called once, when the other side has gone or `close` was called.
+        on_closed: Called once, when the other side has gone, `close` was called, or a message could
+            not be sent or was cut.
     """
 
     def __init__(
@@ -57,11 +65,17 @@ class Channel:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._flush_handle: asyncio.Handle | None = None
         self._late_handle: asyncio.Handle | None = None
+        self._retry_handle: asyncio.Handle | None = None
+        self._short = False
         self._open = True
         self._loop.add_reader(end.fileno(), self._readable)
 
     def send(self, record: Record) -> None:
-        """Say it with the others of this turn of the loop; after the end, nobody hears it."""
+        """Say it with the others of this turn of the loop; after the end, nobody hears it.
+
+        Raises:
+            ValueError: its text is too long.
+        """
         data = pack(record)
         self._said.append(data)
         self._said_bytes += len(data)
@@ -99,10 +113,15 @@ class Channel:
 
     def close(self) -> None:
         """Hang up."""
+        self.flush()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if not self._open:
             return
-        self.flush()
         self._open = False
+        if self._retry_handle is not None:
+            self._retry_handle.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
@@ -130,28 +149,58 @@ class Channel:
             except BlockingIOError:
                 self._loop.add_writer(self._socket.fileno(), self._writable)
                 return
-            except OSError:
-                # Gone; what it had still said is read first.
-                break
+            except OSError as error:
+                self._loop.remove_writer(self._socket.fileno())
+                self._not_sent(error)
+                return
+            self._short = False
             self._waiting.popleft()
             _close(descriptors)
         self._loop.remove_writer(self._socket.fileno())
+
+    def _not_sent(self, error: OSError) -> None:
+        """What is to become of the message that the kernel refused, and of those behind it."""
+        if isinstance(error, ConnectionError) or error.errno == errno.ENOTCONN:
+            # Gone; what it had still said is read first.
+            return
+        if error.errno in _SHORTAGES:
+            if not self._short:
+                self._short = True
+                logger.warning("channel: messages have to wait: %s", error)
+            self._retry_handle = self._loop.call_later(_RETRY_S, self._writable)
+            return
+        message, descriptors = self._waiting[0]
+        logger.error(
+            "channel: a message of %d bytes and %d descriptors cannot be sent, hanging up: %s",
+            len(message),
+            len(descriptors),
+            error,
+        )
+        self._hang_up()
 
     def _readable(self) -> None:
         # One message a turn, then others have theirs. To ask for more costs a call that is mostly
         # in vain, and the loop is told again of what is left.
         try:
-            size, ancillary, _, _ = self._socket.recvmsg_into(
+            size, ancillary, flags, _ = self._socket.recvmsg_into(
                 [self._received], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return
         except ConnectionResetError:
-            size, ancillary = 0, []
+            size, ancillary, flags = 0, [], 0
         if not size:
             self.close()
             return
         descriptors = _descriptors(ancillary) if ancillary else []
+        if flags & socket.MSG_TRUNC:
+            _close(descriptors)
+            logger.error(
+                "channel: a message must have at most %d bytes, had more, hanging up",
+                _RECEIVE_BYTES,
+            )
+            self._hang_up()
+            return
         for record in unpack(memoryview(self._received)[:size]):
             self._on_record(record, descriptors)
         _close(descriptors)

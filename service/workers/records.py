@@ -104,8 +104,17 @@ class Record(NamedTuple):
 
 
 def pack(record: Record) -> bytes:
-    """A record as it travels."""
+    """A record as it travels.
+
+    Raises:
+        ValueError: its text is too long, which no client may bring about: a bug.
+    """
     kind, flag, layer, request, *numbers, text = record
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(
+            f"record: text must have at most {MAX_TEXT_BYTES} bytes, that of "
+            f"{Kind(kind).name} has {len(text)}"
+        )
     return _FIXED.pack(kind, flag, layer, len(text), request, *numbers) + text
 
 

@@ -338,8 +338,8 @@ class RemoteFront:
             raise self._dead
         future: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
         self._waiting[record.request] = future
-        self._say(record)
         try:
+            self._say(record)
             return await future
         finally:
             del self._waiting[record.request]

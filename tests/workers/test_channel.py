@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 
+import pytest
+
 from service.workers.channel import Channel, channel_pair
-from service.workers.records import Kind, Record
+from service.workers.records import MAX_TEXT_BYTES, Kind, Record
 
 
 class _End:
@@ -132,6 +136,116 @@ def test_a_descriptor_that_nobody_takes_is_closed():
     _run(test)
     # Only the writing end of the last pipe, which was never told of.
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+class _Refusing(_Spy):
+    """A socket that does not take its first messages."""
+
+    def __init__(self, inner, number: int, times: int) -> None:
+        super().__init__(inner, [])
+        self._number, self._times = number, times
+
+    def send(self, message: bytes) -> int:
+        self._refuse()
+        return super().send(message)
+
+    def sendmsg(self, *message: object) -> int:
+        self._refuse()
+        return self._inner.sendmsg(*message)
+
+    def _refuse(self) -> None:
+        if self._times:
+            self._times -= 1
+            raise OSError(self._number, os.strerror(self._number))
+
+
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM])
+def test_what_the_kernel_has_no_room_for_is_sent_later(number, caplog):
+    async def test(first: _End, second: _End) -> None:
+        first.channel._socket = _Refusing(first.channel._socket, number, 3)
+        reader, writer = os.pipe()
+        os.write(writer, b"x")
+        os.close(writer)
+        first.channel.send_descriptor(Record(Kind.CONNECTION, request=1), reader)
+        first.channel.send(Record(Kind.HEALTH, request=2))
+        await second.wait(2)
+        assert [record.request for record in second.heard] == [1, 2]
+        assert second.texts == [b"x"]
+        assert not first.closed.is_set()
+
+    before = len(os.listdir("/proc/self/fd"))
+    _run(test)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert caplog.text.count("messages have to wait") == 1
+
+
+def test_an_end_that_closes_while_messages_have_to_wait(caplog):
+    async def test(first: _End, second: _End) -> None:
+        first.channel._socket = _Refusing(first.channel._socket, errno.ENOBUFS, 1)
+        first.channel.send_descriptor(Record(Kind.CONNECTION), os.pipe()[0])
+        first.channel.close()
+        await second.closed.wait()
+        # Beyond the time of the next try.
+        await asyncio.sleep(0.05)
+
+    before = len(os.listdir("/proc/self/fd"))
+    _run(test)
+    # Only the writing end of the pipe.
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert all(record.levelno < logging.ERROR for record in caplog.records)
+
+
+def test_a_message_that_cannot_be_sent_ends_the_channel_with_a_reason(caplog):
+    async def test(first: _End, second: _End) -> None:
+        first.channel._post(bytes(1 << 20), [])
+        first.channel.send(Record(Kind.READY))
+        await first.closed.wait()
+        await second.closed.wait()
+        assert not second.heard
+
+    _run(test)
+    assert "a message of 1048576 bytes and 0 descriptors cannot be sent" in caplog.text
+    assert os.strerror(errno.EMSGSIZE) in caplog.text
+
+
+def test_a_message_that_was_cut_ends_the_channel_with_a_reason(caplog):
+    async def test(first: _End, second: _End) -> None:
+        first.channel._post(bytes(150_000), [os.pipe()[0]])
+        await second.closed.wait()
+        await first.closed.wait()
+        assert not second.heard
+
+    before = len(os.listdir("/proc/self/fd"))
+    _run(test)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert "a message must have at most 131072 bytes, had more" in caplog.text
+
+
+def test_a_record_that_is_too_long_is_refused_before_it_is_said():
+    async def test(first: _End, second: _End) -> None:
+        text = bytes(MAX_TEXT_BYTES + 1)
+        for say in (first.channel.send, first.channel.send_late):
+            with pytest.raises(ValueError, match=r"at most 32768 bytes, that of REGION has 32769"):
+                say(Record(Kind.REGION, text=text))
+        first.channel.send(Record(Kind.REGION, request=3, text=text[1:]))
+        await second.wait(1)
+        assert [record.request for record in second.heard] == [3]
+
+    _run(test)
+
+
+def test_who_speaks_to_an_end_that_has_gone_hears_first_what_it_had_said(caplog):
+    async def test(first: _End, second: _End) -> None:
+        first.channel.send(Record(Kind.ADMIT, request=7))
+        first.channel.close()
+        second.channel.send(Record(Kind.GRANT))
+        second.channel.flush()
+        assert not second.closed.is_set()
+        await second.closed.wait()
+        assert [record.request for record in second.heard] == [7]
+
+    _run(test)
+    assert not caplog.records
 
 
 def test_the_other_end_hears_what_was_said_before_the_end():

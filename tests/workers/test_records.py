@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from service.config import Settings
 from service.engine.base import DType, ModelSpec, Output
 from service.errors import DeadlineExceeded, EngineDead, QueueFull, ServiceError
-from service.wire.window import Window
+from service.wire.window import LONGEST_REGION_NAME, Window
 from service.workers.hello import Hello
 from service.workers.records import (
     MAX_TEXT_BYTES,
@@ -64,6 +64,11 @@ def test_a_record_is_one_cache_line():
 def test_windows(source, target):
     assert unpack_windows(pack_windows(source, target)) == (source, target)
     assert unpack_windows(b"") == (None, None)
+
+
+def test_the_longest_names_fit_into_a_record():
+    window = Window("\U0001f600" * LONGEST_REGION_NAME, 2**62, 2**62)
+    assert len(pack(Record(Kind.SUBMIT, text=pack_windows(window, window)))) < MAX_TEXT_BYTES
 
 
 def test_forms():
