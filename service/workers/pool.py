@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 _ACCEPTS_A_TURN = 32
 # When the process has no descriptor left, until one may be free.
 _ACCEPT_PAUSE_S = 0.1
-# Front ends that die before they are ready, one after the other: it will not get better.
-_FAILED_STARTS = 3
+# After starts that failed, one after the other, until the next: a shortage of descriptors,
+# processes or memory passes. Once there are as many without any front end, it will not get better.
+_PAUSES_S = (0.5, 2.0, 8.0, 30.0)
 # An event loop that stands still for so long holds slots for nobody.
 _HUNG_S = 30.0
 
@@ -36,7 +37,7 @@ class Pool:
         memory: What all processes share.
         answers: Where slots for answers come from.
         rooms: Where rooms for bundles come from.
-        on_failed: Called when front ends cannot be started.
+        on_failed: Called when there is no front end, and none can be started.
     """
 
     def __init__(
@@ -59,6 +60,9 @@ class Pool:
         self._waiting_said = False
         self._stopping = False
         self._failed_starts = 0
+        # Those that are to be tried again, all at one time.
+        self._unstarted: list[int] = []
+        self._retry_handle: asyncio.Handle | None = None
         self._none_left = asyncio.Event()
         self._watch = asyncio.ensure_future(self._end_the_hung())
         self.front_ends: dict[int, FrontEndProcess] = {}
@@ -79,6 +83,8 @@ class Pool:
         """Tell all of them to drain and end; connections are accepted until `close`."""
         self._stopping = True
         self._watch.cancel()
+        if self._retry_handle is not None:
+            self._retry_handle.cancel()
         for front_end in self.front_ends.values():
             front_end.stop()
 
@@ -119,16 +125,42 @@ class Pool:
             reason=runtime.reason,
             cuda_shared_memory=runtime.regions is not None and runtime.regions.cuda is not None,
         )
-        front_end = self.front_ends[index] = FrontEndProcess(
-            hello,
-            self._memory,
-            runtime,
-            self._answers,
-            self._rooms,
-            on_ready=self._ready,
-            on_gone=self._gone,
-        )
+        try:
+            front_end = FrontEndProcess(
+                hello,
+                self._memory,
+                runtime,
+                self._answers,
+                self._rooms,
+                on_ready=self._ready,
+                on_gone=self._gone,
+            )
+        except OSError as error:
+            self._start_failed(index, f"cannot be started: {error}")
+            return
+        self.front_ends[index] = front_end
         front_end.tell_health()
+
+    def _start_failed(self, index: int, what: str) -> None:
+        """Try again after a pause, or give up."""
+        self._unstarted.append(index)
+        if self._retry_handle is None:
+            self._failed_starts += 1
+            pause_s = _PAUSES_S[min(self._failed_starts, len(_PAUSES_S)) - 1]
+            self._retry_handle = self._loop.call_later(pause_s, self._start_again)
+            logger.error("front end %d %s; another is tried in %g s", index, what, pause_s)
+        else:
+            # With one that failed before it, as one.
+            logger.error("front end %d %s", index, what)
+        if self._failed_starts >= len(_PAUSES_S) and not self.front_ends:
+            self._retry_handle.cancel()
+            self._on_failed()
+
+    def _start_again(self) -> None:
+        self._retry_handle = None
+        indices, self._unstarted = self._unstarted, []
+        for index in indices:
+            self._start(index)
 
     def _ready(self, front_end: FrontEndProcess) -> None:
         if front_end.ready:
@@ -140,19 +172,18 @@ class Pool:
         self._accept_or_not()
         if self._stopping:
             self.clean = self.clean and front_end.exit_status == 0
-        else:
+            if not self.front_ends:
+                self._none_left.set()
+        elif front_end.was_ready:
             logger.error(
                 "front end %d has ended with status %s, starting another",
                 front_end.index,
                 front_end.exit_status,
             )
-            self._failed_starts += not front_end.was_ready
-            if self._failed_starts < _FAILED_STARTS:
-                self._start(front_end.index)
-            else:
-                self._on_failed()
-        if not self.front_ends:
-            self._none_left.set()
+            self._start(front_end.index)
+        else:
+            what = f"has ended with status {front_end.exit_status} before it was ready"
+            self._start_failed(front_end.index, what)
 
     def _accept_or_not(self, wanted: bool = True) -> None:
         """Listen while somebody can take connections; otherwise they wait in the kernel."""
@@ -168,6 +199,10 @@ class Pool:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_A_TURN):
+            ready = [front_end for front_end in self.front_ends.values() if front_end.ready]
+            if not ready:
+                # The last one's channel broke over the connection before.
+                return
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
@@ -182,7 +217,6 @@ class Pool:
                 self._accept_or_not(False)
                 self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_or_not)
                 return
-            ready = [front_end for front_end in self.front_ends.values() if front_end.ready]
             chosen = min(ready, key=lambda front_end: front_end.connections)
             chosen.take(connection.detach())
 

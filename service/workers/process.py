@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 from service.batching.blocks import Blocks
@@ -19,6 +20,10 @@ from service.workers.records import Kind, Record, pack
 
 # From hanging up to the process's end; it needs half a second to say why on its connections.
 _END_TIMEOUT_S = 3.0
+# From one look whether it has ended to the next.
+_LOOK_S = 0.005
+# Characters of a sentence about the service's health: what an engine has to say may be pages.
+_LONGEST_REASON = 1000
 
 
 class FrontEndProcess:
@@ -32,6 +37,9 @@ class FrontEndProcess:
         rooms: Where rooms for bundles come from.
         on_ready: Called when it can take connections, and when it no longer can.
         on_gone: Called once, when it has died or ended; all it held is back then.
+
+    Raises:
+        OSError: no process or no descriptor can be had; nothing is left behind.
 
     Attributes:
         index: Which one it is.
@@ -61,14 +69,12 @@ class FrontEndProcess:
         self._on_ready = on_ready
         self._on_gone = on_gone
         ours, theirs = channel_pair()
-        with theirs:
-            # Before anything else can be said: the front end reads just this, then starts its loop.
-            ours.send(pack(Record(Kind.HELLO, text=hello.pack())))
-            descriptors = (theirs.fileno(), memory.descriptor)
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "service.workers.front_end", *map(str, descriptors)],
-                pass_fds=descriptors,
-            )
+        try:
+            with theirs:
+                self._child = _start_child(ours, theirs, hello, memory.descriptor)
+        except BaseException:
+            ours.close()
+            raise
         self._desk = Desk(
             lambda hear: self._open(ours, hear),
             model=runtime.model,
@@ -109,7 +115,8 @@ class FrontEndProcess:
 
     def tell_health(self) -> None:
         """Tell it the service's phase."""
-        phase, *why = self._runtime.health.told()
+        phase, *told = self._runtime.health.told()
+        why = [sentence and sentence[:_LONGEST_REASON] for sentence in told]
         self._channel.send(Record(Kind.HEALTH, flag=phase, text=json.dumps(why).encode()))
 
     def stop(self) -> None:
@@ -120,12 +127,14 @@ class FrontEndProcess:
         """End it now."""
         self._child.kill()
 
-    def _wait(self) -> int:
-        try:
-            return self._child.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            return self._child.wait()
+    async def _wait(self) -> int:
+        # With no thread and no descriptor, of which none may be left.
+        ends_s = time.monotonic() + _END_TIMEOUT_S
+        while (status := self._child.poll()) is None:
+            if time.monotonic() > ends_s:
+                self._child.kill()
+            await asyncio.sleep(_LOOK_S)
+        return status
 
     def _open(self, ours: socket.socket, hear: OnRecord) -> Channel:
         self._channel = Channel(ours, hear, self._closed)
@@ -142,6 +151,18 @@ class FrontEndProcess:
 
     async def _take_back(self) -> None:
         # It ends, or one of us has hung up: it must be gone before others get its slots.
-        self.exit_status = await asyncio.to_thread(self._wait)
+        self.exit_status = await self._wait()
         self._desk.closed()
         self._on_gone(self)
+
+
+def _start_child(
+    ours: socket.socket, theirs: socket.socket, hello: Hello, memory: int
+) -> subprocess.Popen[bytes]:
+    # Before anything else can be said: the front end reads just this, then starts its loop.
+    ours.send(pack(Record(Kind.HELLO, text=hello.pack())))
+    descriptors = (theirs.fileno(), memory)
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.workers.front_end", *map(str, descriptors)],
+        pass_fds=descriptors,
+    )

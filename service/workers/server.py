@@ -170,7 +170,7 @@ class EngineServer:
         self._end_soon()
 
     def _cannot_start(self) -> None:
-        logger.critical("front ends die before they are ready, the service ends")
+        logger.critical("no front end can be started, the service ends")
         self.exit_status = 1
         self._end_soon()
 

@@ -5,6 +5,8 @@ With several processes, each scrape may see a random one, and counters go back.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import random
 import signal
@@ -26,7 +28,7 @@ from tests.e2e.raw_http import Closed, RawConnection, head
 from tests.e2e.scrape import Scrape
 from tests.engines import FakeEngine, expected
 from tests.routes.bodies import LARGE, SMALL, decode, post, rows
-from tests.servers import ServerProcess, ServerThread, wait_until
+from tests.servers import ServerProcess, ServerThread, get, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -356,7 +358,46 @@ def test_an_engine_that_can_pins_all_slots_and_reads_and_writes_in_them():
 
 
 def test_front_ends_that_cannot_start_end_the_service(monkeypatch):
+    monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05))
     monkeypatch.setattr("sys.executable", "/bin/false")
     thread = ServerThread(FakeEngine(), workers=2, wait_ready=False)
     with thread:
         assert thread.wait_exit() == 1
+
+
+def test_a_front_end_that_dies_in_a_shortage_of_descriptors_is_replaced_after_it(monkeypatch):
+    monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05, 60.0))
+    refused = []
+
+    def refuse(*_: object, **__: object) -> None:
+        refused.append(1)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with ServerThread(FakeEngine(), workers=1) as thread:
+        with monkeypatch.context() as patch:
+            patch.setattr("service.workers.process.subprocess.Popen", refuse)
+            descriptors = len(os.listdir("/proc/self/fd"))
+            thread.front_ends[0].kill()
+            wait_until(lambda: len(refused) == 2)
+        # Of the channel that is gone.
+        assert len(os.listdir("/proc/self/fd")) < descriptors
+        with RawConnection(thread.url) as waiting:
+            waiting.send(head("/health/live", method="GET"))
+            assert waiting.read().status == 200
+        assert not thread.server.exit_status
+
+
+def test_a_failure_that_takes_pages_to_describe_is_told_in_short():
+    with ServerThread(FakeEngine(), workers=1) as thread:
+        (front_end,) = thread.front_ends
+        told = threading.Event()
+
+        def fail() -> None:
+            thread.runtime.health.self_test(RuntimeError("\U0001f600" * 100_000))
+            told.set()
+
+        thread.server._loop.call_soon_threadsafe(fail)
+        assert told.wait(5)
+        wait_until(lambda: get(thread.url, "/health/ready")[0] == 503)
+        assert len(json.loads(get(thread.url, "/health/ready")[1])["error"]) < 1100
+        assert thread.front_ends == [front_end]
