@@ -1,12 +1,14 @@
 """A front end: HTTP in a process of its own, without an engine, torch or a listening socket.
 
-`python -m service.workers.front_end CHANNEL MEMORY`, both file descriptors; the engine's process
-starts it so. It ends when it is told to, and at once when the engine's process has gone.
+`python -m service.workers.front_end CHANNEL MEMORY IDENTITY`, two file descriptors and the code
+that the engine's process runs, which starts it so. It ends when it is told to, and at once when the
+engine's process has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -21,9 +23,12 @@ from service.http_small import SmallHttpProtocol
 from service.log import configure_logging
 from service.workers.channel import Channel
 from service.workers.hello import Hello
+from service.workers.identity import IDENTITY
 from service.workers.memory import SharedMemory
 from service.workers.records import Kind, Record, unpack
 from service.workers.remote import RemoteFront
+
+logger = logging.getLogger(__name__)
 
 _HELLO_BYTES = 64 << 10
 
@@ -104,8 +109,18 @@ class FrontEnd(HttpServer):
             self._remote.counts.connection_closed()
 
 
-def main(channel: int, memory: int) -> int:
+def main(channel: int, memory: int, identity: str) -> int:
     """Serve until told to stop; returns the exit status."""
+    if identity != IDENTITY:
+        # Before anything is read that another code has written.
+        configure_logging("error")
+        logger.error(
+            "front end: must be of the same code as the engine's process, %s, is of %s, which was "
+            "installed under the running service; restart the service",
+            identity,
+            IDENTITY,
+        )
+        return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = socket.socket(fileno=channel)
@@ -125,4 +140,4 @@ def main(channel: int, memory: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

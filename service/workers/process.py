@@ -15,6 +15,7 @@ from service.runtime import Runtime
 from service.workers.channel import Channel, OnRecord, channel_pair
 from service.workers.desk import Desk
 from service.workers.hello import Hello
+from service.workers.identity import IDENTITY
 from service.workers.memory import SharedMemory
 from service.workers.records import Kind, Record, pack
 
@@ -163,6 +164,6 @@ def _start_child(
     ours.send(pack(Record(Kind.HELLO, text=hello.pack())))
     descriptors = (theirs.fileno(), memory)
     return subprocess.Popen(
-        [sys.executable, "-m", "service.workers.front_end", *map(str, descriptors)],
+        [sys.executable, "-m", "service.workers.front_end", *map(str, descriptors), IDENTITY],
         pass_fds=descriptors,
     )

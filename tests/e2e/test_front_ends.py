@@ -365,6 +365,20 @@ def test_front_ends_that_cannot_start_end_the_service(monkeypatch):
         assert thread.wait_exit() == 1
 
 
+def test_a_front_end_of_other_code_says_so_and_ends(monkeypatch, capfd):
+    """As after an upgrade under a running service, which restarts a front end later."""
+    monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05))
+    with ServerThread(FakeEngine(), workers=1) as thread:
+        monkeypatch.setattr("service.workers.process.IDENTITY", "0.0.9-0123456789ab")
+        thread.front_ends[0].kill()
+        assert thread.wait_exit(20) == 1
+    found = capfd.readouterr().err
+    sentence = "front end: must be of the same code as the engine's process, 0.0.9-0123456789ab, is"
+    assert found.count(sentence) == 2
+    assert found.count("restart the service") == 2
+    assert "Traceback" not in found
+
+
 def test_a_front_end_that_dies_in_a_shortage_of_descriptors_is_replaced_after_it(monkeypatch):
     monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05, 60.0))
     refused = []
