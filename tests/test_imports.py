@@ -41,6 +41,7 @@ RULES = {
     "counts": Row(),
     "interruption": Row(),
     "open_files": Row(),
+    "process_memory": Row(),
     "metrics": Row("counts", third="prometheus_client"),
     "config": Row("cgroups errors", "pydantic pydantic_settings"),
     # The words that everybody shares: whoever moves requests must not need to load torch.
@@ -65,7 +66,7 @@ RULES = {
     ),
     "runtime": Row(
         "front batching shared_requests local_regions shared_memory wire.window nvml engine.base "
-        "config counts errors cgroups metrics"
+        "config counts errors cgroups process_memory metrics"
     ),
     "routes": Row(
         "front shared_memory wire batching engine.base config errors interruption",
@@ -98,7 +99,7 @@ RULES = {
         "litserve bentoml _bentoml_sdk ray fastapi starlette numpy torch matplotlib",
     ),
     "bench": Row(
-        "load server batching engine kernels config cgroups errors log metrics",
+        "load server batching engine kernels config cgroups process_memory errors log metrics",
         "torch numpy matplotlib rich uvicorn quack",
     ),
     "readme": Row("bench.peers bench runtime config errors metrics"),
