@@ -77,7 +77,7 @@ class SmallHttpProtocol(DirectHttpProtocol):
         """The connection is gone."""
         if self._held is not None:
             # It was a request, and is counted as one whose client has left.
-            self._let_go()
+            self._let_go_or_refuse()
         super().connection_lost(exc)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -89,14 +89,14 @@ class SmallHttpProtocol(DirectHttpProtocol):
     def shutdown(self) -> None:
         """Close the connection, behind the request that may be under way."""
         if self._held is not None:
-            self._let_go()
+            self._let_go_or_refuse()
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Parse; a request that is not complete then is held back for a moment only."""
         super().data_received(data)
         if self._held is not None and self._held_timer is None:
-            self._held_timer = self.loop.call_later(_HOLD_S, self._let_go)
+            self._held_timer = self.loop.call_later(_HOLD_S, self._let_go_or_refuse)
 
     def on_headers_complete(self) -> None:
         """All headers are there: the request begins."""
@@ -185,6 +185,15 @@ class SmallHttpProtocol(DirectHttpProtocol):
             self._close_when_idle(left_s)
         else:
             self.timeout_keep_alive_handler()
+
+    def _let_go_or_refuse(self) -> None:
+        """Let go where no parser is around, which refuses a URL that the usual way cannot read."""
+        try:
+            self._let_go()
+        except Exception:  # noqa: BLE001 - the parser refuses for whatever fails, too
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
 
     def _let_go(self) -> None:
         """The request at hand goes the usual way, unless it was refused meanwhile."""

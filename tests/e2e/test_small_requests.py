@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,6 +35,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workers")]
 CLIENTS = 12
 # Whatever rows there are, no other holds it.
 MARKER = 7777.0
+# Headers as they should be, and targets that only uvicorn's own look at them refuses.
+STRANGE_TARGETS = ["http://x:y/mlp", "http://x", "http:///mlp", "/\xff", "/" + "a" * 70_000]
 
 
 def _request(x: np.ndarray, **headers: object) -> bytes:
@@ -204,3 +208,57 @@ def test_the_date_and_all_headers_of_the_usual_way():
         small, usual = post(client, rows(1)), post(client, rows(LARGE))
         assert set(small.headers) == set(usual.headers)
         assert small.headers["x-tensor-shape"] == "1,16"
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["whole", "half"])
+def test_a_target_that_cannot_be_read_is_refused_though_the_body_comes_apart(complete, capfd):
+    """It was answered only where it came in one piece; else the connection stayed open for ever."""
+    with ServerThread(FakeEngine()) as thread:
+        for target in STRANGE_TARGETS:
+            request = head(target, length=20) + bytes(20)
+            for asked_before in (False, True):
+                with RawConnection(thread.url, timeout_s=5) as connection:
+                    if asked_before:
+                        connection.send(head("/health/live", method="GET"))
+                        assert connection.read().status == 200
+                    connection.send(request[:-10])
+                    time.sleep(0.03)
+                    if complete:
+                        with contextlib.suppress(ConnectionError):
+                            connection.send(request[-10:])
+                    answer = connection.read()
+                    assert answer.status == 400
+                    assert answer.json()["error"] == "request: Invalid HTTP request received."
+                    assert connection.is_closed()
+        with RawConnection(thread.url) as connection:
+            connection.send(_request(rows(1)))
+            assert connection.read().status == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_leaves_behind_a_target_that_cannot_be_read_is_forgotten(monkeypatch, caplog):
+    """Such connections counted as open until the end of the grace, and made that a failure."""
+    monkeypatch.setattr("service.http_small._HOLD_S", 30.0)
+    with ServerThread(FakeEngine()) as thread:
+        for target in STRANGE_TARGETS * 4:
+            with RawConnection(thread.url) as connection:
+                connection.send(head(target, length=20) + bytes(10))
+        wait_until(lambda: not any(one.connections for one in thread.front_ends))
+        time.sleep(0.1)
+        began = time.monotonic()
+        thread.server.handle_exit(signal.SIGTERM, None)
+        assert thread.wait_exit() == 0
+        assert time.monotonic() - began < 3
+    assert "cut" not in caplog.text
+
+
+def test_the_end_of_the_service_refuses_a_target_that_cannot_be_read(monkeypatch, caplog):
+    monkeypatch.setattr("service.http_small._HOLD_S", 30.0)
+    with ServerThread(FakeEngine()) as thread, RawConnection(thread.url) as connection:
+        connection.send(head(STRANGE_TARGETS[0], length=20) + bytes(10))
+        time.sleep(0.2)
+        thread.server.handle_exit(signal.SIGTERM, None)
+        assert connection.read().status == 400
+        assert connection.is_closed()
+        assert thread.wait_exit() == 0
+    assert "Traceback" not in caplog.text
