@@ -159,7 +159,10 @@ class Settings(BaseSettings):
         "answer to be taken, then the connection is cut.",
     )
     keep_alive_s: int = Field(
-        default=75, ge=1, description="Idle time after which a connection is closed."
+        default=75,
+        ge=1,
+        description="Idle time after which a connection is closed; also the longest time for the "
+        "rest of a body to arrive that was refused, of which at most 1 GiB is read.",
     )
     drain_delay_s: float = Field(
         default=1.0,

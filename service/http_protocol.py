@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol, with bounds on what a client may do before it has made a request.
+"""uvicorn's HTTP protocol, with bounds on what a client may do while no request is under way.
 
 Its parser has none: one connection that sends a header of 64 MiB stalls the event loop for
-seconds, and one that never finishes its headers is kept for ever.
+seconds, and one that never finishes its headers is kept for ever. So is one that sends an empty
+line behind an answer, and the rest of a refused body is read for as long as it comes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 # the headers is not counted.
 MAX_HEADER_BYTES = 64 << 10
 HEADER_TIMEOUT_S = 20.0
+# Of a body whose request has its answer, and of all that frames it. Many clients read nothing
+# before they have sent everything: closed earlier, they would see a reset instead of the answer.
+MAX_REST_BYTES = 1 << 30
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses headers that are too large, closes connections whose headers do not come."""
+    """Refuses headers that are too large, closes connections on which no request comes to an end.
+
+    One timer runs whenever no request is under way: until the first, between two, within headers.
+    No data stops or extends it but the beginning and the end of a request.
+    """
 
     _in_headers = False
     _header_bytes = 0
@@ -27,6 +35,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _begun = False
     _refused = False
     _refusal = b""
+    # What may still come of the body of a request that is answered; 0 where nothing is to come.
+    _rest_bytes = 0
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as in uvicorn
@@ -45,6 +55,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._begun = False
         super().data_received(data)
+        if self._rest_bytes:
+            self._rest_bytes -= len(data)
+            if self._rest_bytes <= 0:
+                self.transport.close()
         if self._refused or not self._in_headers:
             return
         if self._begun:
@@ -69,6 +83,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._refusal and not self._answers_come_first():
             self._send_refusal()
+        # Any data would stop it where uvicorn knows of it.
+        idle, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        if idle is None:
+            return
+        if self._in_headers:
+            # The next request has begun, and has a time of its own.
+            idle.cancel()
+            return
+        self._timer = idle
+        if self.cycle.more_body:
+            self._rest_bytes = MAX_REST_BYTES
 
     def on_headers_complete(self) -> None:
         """All headers are there."""
@@ -96,6 +121,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The end of a request, unless it was refused."""
         if not self._refused:
             super().on_message_complete()
+        if self._rest_bytes:
+            self._rest_bytes = 0
+            self._close_after(self.timeout_keep_alive)
 
     def _has_body(self) -> bool:
         return any(

@@ -175,11 +175,11 @@ class SmallHttpProtocol(DirectHttpProtocol):
 
     def _is_idle(self) -> None:
         self._idle_timer = None
-        if self.timeout_keep_alive_task is not None:
-            # The last request went the usual way, and uvicorn's own timer runs.
+        if self._timer is not None:
+            # The last request went the usual way, or headers are on their way.
             return
         left_s = self._answered_s + self.timeout_keep_alive - self.loop.time()
-        if self._in_headers or self._held is not None or not self.cycle.response_complete:
+        if self._held is not None or not self.cycle.response_complete:
             left_s = self.timeout_keep_alive
         if left_s > 0:
             self._close_when_idle(left_s)
