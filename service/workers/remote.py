@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from service.batching.health import Health
 from service.batching.request import Answer, Holding, PendingRequest
@@ -19,9 +18,11 @@ from service.errors import EngineDead, ServiceError
 from service.front import InProgress
 from service.shared_memory import Regions
 from service.wire.window import Window
+from service.workers.asking import Asking
 from service.workers.bundles import Bundles, Gathered
 from service.workers.channel import Channel
 from service.workers.hello import Hello
+from service.workers.holdings import RemoteHolding, RemoteSlot
 from service.workers.memory import SharedMemory
 from service.workers.records import (
     Document,
@@ -37,58 +38,6 @@ logger = logging.getLogger(__name__)
 
 # Copied out of its slot, which goes back at once: cheaper than to wait until it is written.
 _COPIED_BYTES = 64 << 10
-
-
-class RemoteSlot:
-    """A slot in shared memory, as the engine's process has granted it.
-
-    Attributes:
-        offset: Where it begins among the bodies.
-        view: Exactly as long as was asked for.
-    """
-
-    __slots__ = ("offset", "view")
-
-    def __init__(self, offset: int, view: memoryview) -> None:
-        self.offset = offset
-        self.view = view
-
-
-class RemoteHolding:
-    """What a request holds in the engine's process.
-
-    Attributes:
-        request: Its number.
-        body_bytes: Of the body, once it is decoded.
-    """
-
-    __slots__ = ("_front", "_mine", "body_bytes", "request", "slot")
-
-    def __init__(self, front: RemoteFront, request: int, slot: RemoteSlot) -> None:
-        self._front = front
-        self._mine = True
-        self.request = request
-        self.body_bytes = 0
-        self.slot = slot
-
-    def settle(self, tokens: int, nbytes: int) -> None:
-        """Correct the estimates: told when the request is submitted."""
-        del tokens
-        self.body_bytes = nbytes
-
-    def start(self) -> None:
-        """Only the engine's process knows when a request starts."""
-        raise NotImplementedError
-
-    def submitted(self) -> None:
-        """From now on the engine's process knows when it is over."""
-        self._mine = False
-
-    def release(self) -> None:
-        """The request ends before it was submitted."""
-        if self._mine:
-            self._mine = False
-            self._front.release(self.request)
 
 
 class RemoteFront:
@@ -124,11 +73,8 @@ class RemoteFront:
         self._on_dead = on_dead
         self._on_connection = on_connection
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Record]] = {}
+        self._asking = Asking(self._say, self.release)
         self._answers: dict[int, asyncio.Future[Answer]] = {}
-        self._texts: dict[int, bytes] = {}
-        # Asked for by requests that ended before it came.
-        self._unwanted: set[int] = set()
         self._dead: ServiceError | None = None
         self._lost_connections = False
         self._bundles = Bundles(
@@ -143,10 +89,10 @@ class RemoteFront:
             Kind.HEALTH: self._hear_health,
             Kind.STOP: lambda _: on_stop(),
             Kind.ROOM: lambda record: self._bundles.add_room(record.offset),
-            Kind.GRANT: self._granted,
+            Kind.GRANT: self._asking.granted,
             Kind.DONE: self._done,
             Kind.FAILED: self._failed,
-            Kind.TEXT: self._text,
+            Kind.TEXT: self._asking.text,
         }
 
     def attach(self, channel: Channel) -> None:
@@ -193,8 +139,8 @@ class RemoteFront:
         if self._dead is None:
             self._dead = EngineDead(f"engine: {error}")
         self._bundles.fail_all(self._dead)
-        waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), *self._answers.values()]
-        for future in waiting:
+        self._asking.fail_all(self._dead)
+        for future in self._answers.values():
             if not future.done():
                 future.set_exception(self._dead)
 
@@ -204,25 +150,23 @@ class RemoteFront:
         """Reserve budget, and a slot for the body."""
         number = next(self._numbers)
         body_bytes = nbytes if slot_bytes is None else slot_bytes
-        try:
-            slot = await self._slot(
-                Record(
-                    Kind.ADMIT,
-                    request=number,
-                    tokens=tokens,
-                    nbytes=nbytes,
-                    body_bytes=body_bytes,
-                )
+        granted = await self._asking.ask_for_grant(
+            Record(
+                Kind.ADMIT,
+                request=number,
+                tokens=tokens,
+                nbytes=nbytes,
+                body_bytes=body_bytes,
             )
-        except asyncio.CancelledError:
-            self._unwanted.add(number)
-            raise
-        return RemoteHolding(self, number, slot)
+        )
+        return RemoteHolding(number, self._slot(granted), self.release)
 
     async def grow(self, held: Holding, tokens: int, nbytes: int) -> None:
         """Hold more, because the body turns out to be larger."""
         assert isinstance(held, RemoteHolding)
-        await self._slot(Record(Kind.GROW, request=held.request, tokens=tokens, nbytes=nbytes))
+        await self._asking.ask(
+            Record(Kind.GROW, request=held.request, tokens=tokens, nbytes=nbytes)
+        )
 
     async def submit(self, request: PendingRequest) -> asyncio.Future[Answer]:
         """Queue a validated request."""
@@ -313,36 +257,22 @@ class RemoteFront:
         offset = self._memory.body_offset(data)
         if offset is not None:
             return offset
-        slot = await self._slot(Record(Kind.PLACE, request=held.request, nbytes=data.nbytes))
+        asked = Record(Kind.PLACE, request=held.request, nbytes=data.nbytes)
+        slot = self._slot(await self._asking.ask(asked))
         slot.view[:] = data.cast("B")
         return slot.offset
 
-    async def _slot(self, record: Record) -> RemoteSlot:
-        granted = await self._answer(record)
+    def _slot(self, granted: Record) -> RemoteSlot:
         start = granted.offset
         return RemoteSlot(start, self._memory.bodies[start : start + granted.nbytes])
 
     async def _ask(self, document: Document) -> bytes:
-        return await self._answer_text(Record(Kind.ASK, document, request=next(self._numbers)))
+        record = Record(Kind.ASK, document, request=next(self._numbers))
+        return await self._asking.ask_for_text(record)
 
     async def _call_regions(self, text: bytes) -> bytes:
-        return await self._answer_text(Record(Kind.REGION, request=next(self._numbers), text=text))
-
-    async def _answer_text(self, record: Record) -> bytes:
-        await self._answer(record)
-        return self._texts.pop(record.request)
-
-    async def _answer(self, record: Record) -> Record:
-        """Send a record and wait for the one that answers it."""
-        if self._dead is not None:
-            raise self._dead
-        future: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
-        self._waiting[record.request] = future
-        try:
-            self._say(record)
-            return await future
-        finally:
-            del self._waiting[record.request]
+        record = Record(Kind.REGION, request=next(self._numbers), text=text)
+        return await self._asking.ask_for_text(record)
 
     def _say(self, record: Record) -> None:
         self._channel.send(record)
@@ -355,14 +285,6 @@ class RemoteFront:
         self.health.mirror(record.flag, *json.loads(record.text))
         if not self.health.live:
             self._on_dead_once()
-
-    def _granted(self, record: Record) -> None:
-        future = self._waiting.get(record.request)
-        if future is not None and not future.done():
-            future.set_result(record)
-        elif record.request in self._unwanted:
-            self._unwanted.remove(record.request)
-            self.release(record.request)
 
     def _done(self, record: Record) -> None:
         if self._bundles.done(record):
@@ -383,22 +305,12 @@ class RemoteFront:
 
     def _failed(self, record: Record) -> None:
         number = record.request
-        if self._bundles.failed(number, unpack_error(record.text)):
+        error = unpack_error(record.text)
+        if self._bundles.failed(number, error) or self._asking.failed(number, error):
             return
-        self._unwanted.discard(number)
-        future = self._waiting.get(number) or self._answers.pop(number, None)
+        future = self._answers.pop(number, None)
         if future is not None and not future.done():
-            future.set_exception(unpack_error(record.text))
-
-    def _text(self, record: Record) -> None:
-        number = record.request
-        future = self._waiting.get(number)
-        if future is None or future.done():
-            self._texts.pop(number, None)
-            return
-        self._texts[number] = self._texts.get(number, b"") + record.text
-        if record.flag:
-            future.set_result(record)
+            future.set_exception(error)
 
     def _die(self, error: EngineDead) -> None:
         self.health.dead(error)
