@@ -163,7 +163,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _close_after(self, seconds: float) -> None:
         self._stop_timer()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, self.transport.close)
+        self._timer = loop.call_later(seconds, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        if self.flow.read_paused:
+            # What it waits for may be there, unread until requests before it have their answers.
+            self._close_after(HEADER_TIMEOUT_S)
+        else:
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -142,3 +142,23 @@ def test_a_request_that_has_begun_behind_another_is_not_idle(tokens):
         time.sleep(1.7 * KEEP_ALIVE_S)
         connection.send(_GET[20:])
         assert connection.read().status == 200
+
+
+@pytest.mark.parametrize("tokens", [2, LARGE])
+def test_headers_that_are_not_read_yet_are_not_late(tokens, monkeypatch):
+    """Behind a request that waits for its turn nothing is read, for as long as the first takes."""
+    monkeypatch.setattr("service.http_protocol.HEADER_TIMEOUT_S", 0.2)
+    engine = FakeEngine()
+    engine.gate.clear()
+    with (
+        ServerThread(engine, workers=0) as thread,
+        RawConnection(thread.url) as connection,
+    ):
+        connection.send(_request(tokens) + _request(2) + _GET[:20])
+        wait_until(lambda: len(engine.batches) == 1)
+        connection.send(_GET[20:])
+        time.sleep(1.0)
+        engine.gate.set()
+        for count in (tokens, 2):
+            assert connection.read().body == expected(rows(count), 0).tobytes()
+        assert connection.read().status == 200
