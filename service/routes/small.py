@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from starlette.types import Scope
 
-from service.batching.request import Answer
+from service.batching.request import Answer, PendingRequest
 from service.engine.base import Buffer
 from service.errors import OUTCOME_OK, ServiceError
 from service.routes.job import Head, Job
@@ -81,13 +81,18 @@ class SmallRoute:
         except Exception:  # noqa: BLE001 - nothing is hidden, the usual way meets it again
             # What is wrong with it, or with us, is said there.
             return None
-        held = front.hold_small(job.tensor.tokens, len(body))
-        if held is None:
-            return None
-        request = endpoint.pending(job, held, len(body))
-        future = front.submit_small(request)
-        if future is None:
-            return None
+        future: asyncio.Future[Answer] | None
+        if job.target is not None:
+            shared = _SharedRequest(endpoint, job, len(body))
+            future, left = asyncio.ensure_future(shared.answer()), shared.left
+        else:
+            held = front.hold_small(job.tensor.tokens, len(body))
+            if held is None:
+                return None
+            request = endpoint.pending(job, held, len(body))
+            future, left = front.submit_small(request), partial(front.cancel, request)
+            if future is None:
+                return None
         front.in_progress.begun()
         # Nobody has waited for it.
         front.counts.stage("receive", 0.0)
@@ -96,7 +101,7 @@ class SmallRoute:
             endpoint, head, job, answer, request_id=request_id_of(headers), began=began
         )
         future.add_done_callback(running.ended)
-        return partial(front.cancel, request)
+        return left
 
     def _read(self, query: bytes, headers: Headers, body: bytes) -> tuple[Head, Job]:
         self._endpoint.front.health.require_ready()
@@ -111,8 +116,9 @@ class SmallRoute:
         job = head.decode(memoryview(body))
         self._endpoint.validate(head, job)
         answer_bytes = self._endpoint.answer_bytes(job)
-        shared = job.source is not None or job.target is not None
-        if shared or head.written_bytes(answer_bytes) > OFF_LOOP_BYTES:
+        # An answer to an input in shared memory may be of any size, and be sent from a slot.
+        to_be_sent = job.source is not None and job.target is None
+        if to_be_sent or head.written_bytes(answer_bytes) > OFF_LOOP_BYTES:
             raise _NotHere
         return head, job
 
@@ -133,6 +139,44 @@ class SmallRoute:
 
 class _NotHere(Exception):
     """There is nothing wrong with a request, but it goes the usual way."""
+
+
+class _SharedRequest:
+    """One whose answer goes to clients' memory; it needs a task, since large copies take a while.
+
+    Args:
+        endpoint: Of its route.
+        job: What it asks for.
+        nbytes: Of its body.
+    """
+
+    def __init__(self, endpoint: TensorEndpoint, job: Job, nbytes: int) -> None:
+        self._endpoint = endpoint
+        self._job = job
+        self._nbytes = nbytes
+        self._request: PendingRequest | None = None
+        self._gone = False
+
+    async def answer(self) -> Answer:
+        """Submit it and wait for its end.
+
+        Raises:
+            ServiceError: it was refused, or failed.
+        """
+        front, job = self._endpoint.front, self._job
+        held = await front.admit(job.tensor.tokens, self._nbytes, slot_bytes=0)
+        request = self._endpoint.pending(job, held, self._nbytes)
+        future = await front.submit_shared(request, job.source, job.target)
+        self._request = request
+        if self._gone:
+            front.cancel(request)
+        return await future
+
+    def left(self) -> None:
+        """The client has."""
+        self._gone = True
+        if self._request is not None:
+            self._endpoint.front.cancel(self._request)
 
 
 class _Running:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from service.engine.base import Buffer, DType, ModelSpec, Output
 from service.errors import InvalidRequest
@@ -20,12 +21,15 @@ from service.wire.quoting import quote
 from service.wire.raw import decode_raw
 from service.wire.tensor import WireTensor
 from service.wire.v2_fields import Object, member, only_entry, parameters_of, window_of
-from service.wire.v2_input import DATATYPES, decode_input
+from service.wire.v2_input import DATATYPES, V2Input, parse_input
 from service.wire.window import Window
 
 MODEL_VERSION = "1"
 LENGTH_HEADER = "Inference-Header-Content-Length"
 _OUTPUTS = {output.value: output for output in Output}
+# Headers that are kept once they are parsed, and their longest, so that all stay below 4 MB.
+_KEPT = 1024
+_KEPT_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +101,57 @@ def decode_v2(
         header_length = body.nbytes
     _validate_header_length(header_length, body.nbytes)
     validate_json_bytes(header_length, max_json_bytes)
-    header = load_json(body[:header_length])
+    text = body[:header_length]
+    if header_length <= _KEPT_BYTES:
+        header = _parse_kept(bytes(text), model.hidden_size)
+    else:
+        header = _parse(text, model.hidden_size)
+    return V2Request(
+        header.input.tensor(body[header_length:]),
+        header.id,
+        header.output,
+        header.binary_output,
+        header.layer,
+        header.timeout_us,
+        header.input.window,
+        header.target,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What the JSON of a request says."""
+
+    input: V2Input
+    id: str | None
+    output: Output
+    binary_output: bool
+    layer: int | None
+    timeout_us: int | None
+    target: Window | None
+
+
+def _parse(text: memoryview, hidden_size: int) -> _Header:
+    header = load_json(text)
     if not isinstance(header, dict):
         raise InvalidRequest(f"JSON: must be an object, is {quote(header)}")
     parameters = parameters_of(header, "")
     output, binary_output, target = _select_output(header, parameters)
-    tensor, source = decode_input(header, body[header_length:], model.hidden_size)
-    return V2Request(
-        tensor,
+    return _Header(
+        parse_input(header, hidden_size),
         member(header, "id", str, "") or None,
         output,
         binary_output,
         _parse_layer(parameters),
         _parse_timeout(parameters),
-        source,
         target,
     )
+
+
+@lru_cache(_KEPT)
+def _parse_kept(text: bytes, hidden_size: int) -> _Header:
+    """Of a client's requests, often all have the same JSON."""
+    return _parse(memoryview(text), hidden_size)
 
 
 def _validate_header_length(length: int, body_bytes: int) -> None:

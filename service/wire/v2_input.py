@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from service.engine.base import DType
 from service.errors import InvalidRequest
@@ -19,21 +20,56 @@ DTYPES = {"BF16": DType.BF16, "FP16": DType.FP16, "FP32": DType.FP32}
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def decode_input(
-    header: Object, binary: memoryview, hidden_size: int
-) -> tuple[WireTensor, Window | None]:
-    """Read the one input, `x`.
+@dataclass(frozen=True, slots=True)
+class V2Input:
+    """The input as the JSON says: its data lies there, behind it in the body, or in shared memory.
+
+    Attributes:
+        shape: [..., hidden_size].
+        binary_bytes: Of the data behind the JSON.
+        window: Where in shared memory it lies.
+        data: In the JSON, flat or nested.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    binary_bytes: int | None
+    window: Window | None
+    data: list[object] | None
+
+    def tensor(self, binary: memoryview) -> WireTensor:
+        """The tensor, without data of its own where that is in shared memory.
+
+        Args:
+            binary: What follows the JSON in the body.
+
+        Raises:
+            InvalidRequest: that is not what the JSON says, or the data is not as the shape says.
+        """
+        if self.binary_bytes is None and binary.nbytes:
+            raise InvalidRequest(f"body: {binary.nbytes} bytes follow the JSON, which has the data")
+        if self.window is not None:
+            return WireTensor(b"", self.dtype, self.shape)
+        if self.data is not None:
+            return _decode_data(self.data, self.dtype, self.shape)
+        if binary.nbytes != self.binary_bytes:
+            raise InvalidRequest(
+                f"inputs[0].binary_data_size: must be the {binary.nbytes} bytes that follow the "
+                "JSON according to Inference-Header-Content-Length, is "
+                f"{quote(self.binary_bytes)}"
+            )
+        return decode_raw(binary, self.dtype, self.shape, self.shape[-1])
+
+
+def parse_input(header: Object, hidden_size: int) -> V2Input:
+    """Read what the JSON says of the one input, `x`.
 
     Args:
         header: The request's JSON.
-        binary: What follows it in the body.
         hidden_size: Width of a row.
 
-    Returns:
-        The tensor, and where its data lies in shared memory; it has none of its own then.
-
     Raises:
-        InvalidRequest: name, datatype, shape, data or sizes do not fit together.
+        InvalidRequest: name, datatype, shape or sizes do not fit together.
     """
     fields = only_entry(header, "inputs")
     if fields is None:
@@ -57,18 +93,9 @@ def decode_input(
             "inputs[0]: must have one of data, parameters.binary_data_size and "
             "parameters.shared_memory_region"
         )
-    if size is None and binary.nbytes:
-        raise InvalidRequest(f"body: {binary.nbytes} bytes follow the JSON, which has the data")
     if window is not None:
-        return _place(window, dtype, shape), window
-    if data is not None:
-        return _decode_data(data, dtype, shape), None
-    if binary.nbytes != size:
-        raise InvalidRequest(
-            f"inputs[0].binary_data_size: must be the {binary.nbytes} bytes that follow the JSON "
-            f"according to Inference-Header-Content-Length, is {quote(size)}"
-        )
-    return decode_raw(binary, dtype, shape, hidden_size), None
+        _validate_window(window, dtype, shape)
+    return V2Input(dtype, shape, size, window, data)
 
 
 def _parse_shape(fields: Object, hidden_size: int) -> tuple[int, ...]:
@@ -83,14 +110,13 @@ def _parse_shape(fields: Object, hidden_size: int) -> tuple[int, ...]:
     return shape
 
 
-def _place(window: Window, dtype: DType, shape: tuple[int, ...]) -> WireTensor:
+def _validate_window(window: Window, dtype: DType, shape: tuple[int, ...]) -> None:
     expected = math.prod(shape) * dtype.itemsize
     if window.nbytes != expected:
         raise InvalidRequest(
             f"inputs[0].parameters.shared_memory_byte_size: must be {expected} for "
             f"{DATATYPES[dtype]} of shape {list(shape)}, is {window.nbytes}"
         )
-    return WireTensor(b"", dtype, shape)
 
 
 def _decode_data(data: list[object], dtype: DType, shape: tuple[int, ...]) -> WireTensor:

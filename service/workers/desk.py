@@ -48,15 +48,24 @@ class Held:
         request: Once the batcher has it.
         destination: The slot of its answer, once it is taken; None for one in clients' memory.
         is_taken: It was submitted, though the batcher may not have it yet.
+        is_cancelled: Its client left before the batcher had it.
     """
 
-    __slots__ = ("_engine_has_it", "_wanted", "destination", "is_taken", "lease", "request")
+    __slots__ = (
+        "_engine_has_it",
+        "_wanted",
+        "destination",
+        "is_cancelled",
+        "is_taken",
+        "lease",
+        "request",
+    )
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.request: PendingRequest | None = None
         self.destination: Block | None = None
-        self.is_taken = self._engine_has_it = False
+        self.is_taken = self.is_cancelled = self._engine_has_it = False
         self._wanted = True
 
     @property
@@ -262,7 +271,11 @@ class Desk:
         assert self._shared is not None
         try:
             future = await self._shared.submit(
-                request, held.lease, source, target, wanted=lambda: not self._closed
+                request,
+                held.lease,
+                source,
+                target,
+                wanted=lambda: not (self._closed or held.is_cancelled),
             )
         except ServiceError as error:
             self._failed(number, held, error)
@@ -333,7 +346,11 @@ class Desk:
             return
         # Its end may be on its way already.
         held = self._held.get(record.request)
-        if held is not None and held.request is not None:
+        if held is None:
+            return
+        if held.request is None:
+            held.is_cancelled = True
+        else:
             self._batcher.cancel(held.request)
 
     def _release(self, record: Record) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,6 +17,7 @@ from tritonclient.utils import shared_memory as triton_memory
 from service import shared_tensors
 from service.batching.arena import Slot
 from service.batching.blocks import Block
+from service.shared_region import Region
 from tests.e2e.scrape import Scrape, wait_at_rest
 from tests.engines import HIDDEN, INTERMEDIATE, FakeEngine, expected
 from tests.routes.bodies import rows
@@ -212,3 +214,47 @@ def test_slots_come_back_however_a_request_ends(
     finally:
         sharing.engine.gate.set()
     wait_until(lambda: held() == 0)
+
+
+def test_who_leaves_while_the_input_is_read_is_not_computed(
+    sharing: Service, memory: SharedObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    read = Region.read
+
+    def slowly(region: Region, offset: int, target: memoryview) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        read(region, offset, target)
+
+    monkeypatch.setattr(shared_tensors, "_OFF_LOOP_BYTES", 0)
+    monkeypatch.setattr(Region, "read", slowly)
+    before = Scrape(sharing.url).outcomes("v2").get("cancelled", 0)
+    batches = len(sharing.engine.batches)
+    # The only batch that may run is the blocker's, so that what is queued stays there.
+    sharing.engine.gate.clear()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            blocker = pool.submit(
+                httpx.post,
+                f"{sharing.url}/mlp",
+                content=rows(1).tobytes(),
+                headers={"x-tensor-dtype": "fp32"},
+                timeout=30,
+            )
+            wait_until(lambda: len(sharing.engine.batches) == batches + 1)
+            with httpx.Client(base_url=sharing.url, timeout=0.3) as impatient:
+                gone = Service(sharing.url, impatient, sharing.engine, sharing.runtime)
+                x = rows(100)
+                with pytest.raises(httpx.ReadTimeout):
+                    infer(gone, x, place(x.nbytes), place(x.nbytes, 32768))
+            assert begun.wait(10)
+            go_on.set()
+            wait_until(lambda: Scrape(sharing.url).outcomes("v2").get("cancelled", 0) > before)
+            sharing.engine.gate.set()
+            assert blocker.result().status_code == 200
+    finally:
+        go_on.set()
+        sharing.engine.gate.set()
+    wait_at_rest(sharing.url)
+    assert len(sharing.engine.batches) == batches + 1
