@@ -11,7 +11,7 @@ import asyncio
 import json
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 # As other servers allow; ours are a few hundred bytes. What arrives in one piece with the end of
 # the headers is not counted.
@@ -38,6 +38,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # What may still come of the body of a request that is answered; 0 where nothing is to come.
     _rest_bytes = 0
     _timer: asyncio.TimerHandle | None = None
+    # The request that is under way; `cycle` is the last that was parsed.
+    _running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as in uvicorn
         """A client has connected; it may stay idle for as long as between two requests."""
@@ -48,6 +50,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The connection is gone."""
         self._stop_timer()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            # Which uvicorn tells only the last one.
+            running.disconnected = True
+            running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse; then look whether the headers are still not complete."""
@@ -80,6 +87,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer has left: the refusal that waited behind it may follow."""
+        if self.pipeline:
+            self._running, _ = self.pipeline[-1]
         super().on_response_complete()
         if self._refusal and not self._answers_come_first():
             self._send_refusal()
@@ -104,8 +113,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 b"400 Bad Request",
                 "Upgrade: must not be asked for in a request with a body; only HTTP/1.1 is spoken",
             )
-        else:
-            super().on_headers_complete()
+            return
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
 
     def headers_came(self) -> None:
         """Stop to wait for headers."""

@@ -83,7 +83,7 @@ class TensorEndpoint:
         headers: Headers = dict(scope["headers"])
         request_id = request_id_of(headers)
         count = _Once(lambda outcome: self.count(outcome, began))
-        refused = True
+        refused, begun = True, False
         try:
             with self.front.in_progress:
                 head, encoding, lease = await self._admit(scope, headers)
@@ -93,6 +93,7 @@ class TensorEndpoint:
                     reply = await self._encode(head, job, answer, request_id)
                     # Whoever has an answer finds it counted, whichever process shows the metrics.
                     count(OUTCOME_OK)
+                    begun = True
                     await self._send(reply, answer, scope, send)
                 finally:
                     if answer.release is not None:
@@ -111,7 +112,8 @@ class TensorEndpoint:
             raise
         except Exception as error:
             count(ServiceError.code)
-            await error_reply(internal_error(error), [(b"x-request-id", request_id)]).send(send)
+            if not begun:
+                await error_reply(internal_error(error), [(b"x-request-id", request_id)]).send(send)
             raise
 
     def count(self, outcome: str, began: float) -> None:

@@ -27,7 +27,7 @@ from service.wire.window import Window
 MODEL_VERSION = "1"
 LENGTH_HEADER = "Inference-Header-Content-Length"
 _OUTPUTS = {output.value: output for output in Output}
-# Headers that are kept once they are parsed, and their longest, so that all stay below 4 MB.
+# Headers that are kept once they are parsed, and their longest, so that all stay below 2 MB.
 _KEPT = 1024
 _KEPT_BYTES = 512
 
@@ -102,10 +102,8 @@ def decode_v2(
     _validate_header_length(header_length, body.nbytes)
     validate_json_bytes(header_length, max_json_bytes)
     text = body[:header_length]
-    if header_length <= _KEPT_BYTES:
-        header = _parse_kept(bytes(text), model.hidden_size)
-    else:
-        header = _parse(text, model.hidden_size)
+    header = _parse_short(bytes(text), model.hidden_size) if header_length <= _KEPT_BYTES else None
+    header = header or _parse(text, model.hidden_size)
     return V2Request(
         header.input.tensor(body[header_length:]),
         header.id,
@@ -149,9 +147,10 @@ def _parse(text: memoryview, hidden_size: int) -> _Header:
 
 
 @lru_cache(_KEPT)
-def _parse_kept(text: bytes, hidden_size: int) -> _Header:
-    """Of a client's requests, often all have the same JSON."""
-    return _parse(memoryview(text), hidden_size)
+def _parse_short(text: bytes, hidden_size: int) -> _Header | None:
+    """A header that many of a client's requests may have; None for one that has their data."""
+    header = _parse(memoryview(text), hidden_size)
+    return header if header.input.data is None else None
 
 
 def _validate_header_length(length: int, body_bytes: int) -> None:

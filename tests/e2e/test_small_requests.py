@@ -145,6 +145,22 @@ def test_pipelined_with_others_they_are_answered_in_order():
             assert connection.read().status == 200
 
 
+@pytest.mark.parametrize("tokens", [2, LARGE])
+def test_who_leaves_with_several_under_way_has_none_computed(tokens, capfd):
+    """Only the last that was parsed heard of it: the next was computed and logged as a failure."""
+    engine = FakeEngine()
+    with ServerThread(engine, max_queue_delay_s=1.0) as thread:
+        with RawConnection(thread.url) as connection:
+            connection.send(_request(rows(tokens)) * 3)
+            assert connection.read().status == 200
+            wait_until(lambda: Scrape(thread.url)("mlp_queue_requests") == 1)
+        wait_until(lambda: Scrape(thread.url).outcomes("mlp").get("cancelled") == 1)
+        wait_at_rest(thread.url)
+        assert len(engine.batches) == 1
+        assert Scrape(thread.url).outcomes("mlp") == {"ok": 1, "cancelled": 1}
+    assert "Exception" not in capfd.readouterr().err
+
+
 def test_the_last_on_a_connection():
     with ServerThread(FakeEngine()) as thread, RawConnection(thread.url) as connection:
         x = rows(1)

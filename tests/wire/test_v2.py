@@ -1,9 +1,10 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
-from service.engine.base import DType, Output
+from service.engine.base import DType, ModelSpec, Output
 from service.errors import InvalidRequest
 from service.wire.tensor import WireTensor
 from service.wire.v2 import V2Request, decode_v2, parse_header_length
@@ -175,3 +176,23 @@ def test_tensors_in_shared_memory():
         assert request.source == Window("r", 7, 24)
         assert request.target == Window("other", 0, 99)
         assert not request.binary_output
+
+
+def test_headers_that_are_the_same_have_data_of_their_own():
+    header = json.dumps(binary_document(2, name="x") | {"id": "same"}).encode()
+    for seed in range(3):
+        binary = bytes([seed]) * 24
+        request = decode_v2(memoryview(header + binary), len(header), SPEC, LIMIT)
+        assert (bytes(request.tensor.data), request.id) == (binary, "same")
+        with pytest.raises(InvalidRequest, match="must be the 23 bytes that follow"):
+            decode_v2(memoryview(header + binary[1:]), len(header), SPEC, LIMIT)
+    wider = ModelSpec("wide", 12, 10, (0,), "silu", DType.BF16)
+    with pytest.raises(InvalidRequest, match="hidden_size 12"):
+        decode_v2(memoryview(header + bytes(24)), len(header), wider, LIMIT)
+
+
+def test_data_in_json_is_neither_kept_nor_shared():
+    document = json.dumps(json_document()).encode()
+    first, second = (decode_parts(document).tensor.data for _ in range(2))
+    memoryview(first)[:4] = bytes(4)
+    assert np.frombuffer(second, "float32").tolist() == [1, 2, 3, 4, 5, 6]
