@@ -5,8 +5,6 @@ With several processes, each scrape may see a random one, and counters go back.
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import random
 import signal
@@ -15,7 +13,6 @@ import struct
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from http.client import HTTPException
 
 import httpx
@@ -23,12 +20,11 @@ import numpy as np
 import psutil
 import pytest
 
-from service.workers.memory import address
 from tests.e2e.raw_http import Closed, RawConnection, head
 from tests.e2e.scrape import Scrape
 from tests.engines import FakeEngine, expected
-from tests.routes.bodies import LARGE, SMALL, decode, post, rows
-from tests.servers import ServerProcess, ServerThread, get, wait_until
+from tests.routes.bodies import LARGE, decode, post, rows
+from tests.servers import ServerProcess, ServerThread, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -295,123 +291,3 @@ def test_a_front_end_that_hangs_is_ended_and_gives_everything_back(monkeypatch):
         wait_until(lambda: thread.front_ends not in ([], [front_end]), 30)
         with httpx.Client(base_url=thread.url, timeout=30) as client:
             assert post(client, x).status_code == 200
-
-
-def test_a_failed_bundle_of_long_answers_leaves_no_slot_behind():
-    engine = FakeEngine()
-    engine.fail_marker = marker = 7777.0
-    engine.gate.clear()
-    long, guilty = rows(SMALL // 2), rows(1)
-    guilty[0, 0] = marker
-    with ServerThread(engine, workers=1) as thread, ExitStack() as stack:
-        sent = [(rows(1), 200), (rows(1), 200), (long, 200), (guilty, 500), (long, 200)]
-        connections = [stack.enter_context(RawConnection(thread.url)) for _ in sent]
-        for index, (connection, (x, _)) in enumerate(zip(connections, sent, strict=True)):
-            connection.send(head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes())
-            # The first two have the rooms, the others gather for one bundle.
-            wait_until(lambda: _requests(thread) == index + 1)  # noqa: B023 - waited for here
-        engine.gate.set()
-        for connection, (x, status) in zip(connections, sent, strict=True):
-            answer = connection.read()
-            assert answer.status == status
-            assert status != 200 or answer.body == expected(x, 0).tobytes()
-        wait_until(lambda: not thread.in_progress)
-
-
-def _requests(thread: ServerThread) -> float:
-    """Requests that wait, or are with the engine, which takes one batch at a time."""
-    return Scrape(thread.url)("mlp_queue_requests") + sum(
-        len(batch.segments) for batch in thread.engine.batches
-    )
-
-
-class PinningEngine(FakeEngine):
-    """Remembers which memory it was told to pin."""
-
-    direct_bytes = 1 << 20
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pinned: list[memoryview] = []
-
-    def pin(self, memory: memoryview) -> bool:
-        self.pinned.append(memory)
-        return True
-
-    def unpin(self, memory: memoryview) -> None:
-        raise AssertionError("unpinned while it may be in use")
-
-
-def test_an_engine_that_can_pins_all_slots_and_reads_and_writes_in_them():
-    engine = PinningEngine()
-    with ServerThread(engine, workers=1) as thread:
-        wait_until(lambda: len(engine.pinned) == 3)
-        bodies, answers, rooms = engine.pinned
-        with httpx.Client(base_url=thread.url, timeout=30) as client:
-            # Many rows travel by themselves, two in a room.
-            for count, parts in ((LARGE, (bodies, answers)), (2, (rooms, rooms))):
-                assert post(client, rows(count)).status_code == 200
-                (segment,) = engine.batches[-1].segments
-                for view, part in zip((segment.input, segment.output), parts, strict=True):
-                    assert view.obj is part.obj
-                    assert 0 <= address(view) - address(part) < part.nbytes
-
-
-def test_front_ends_that_cannot_start_end_the_service(monkeypatch):
-    monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05))
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    thread = ServerThread(FakeEngine(), workers=2, wait_ready=False)
-    with thread:
-        assert thread.wait_exit() == 1
-
-
-def test_a_front_end_of_other_code_says_so_and_ends(monkeypatch, capfd):
-    """As after an upgrade under a running service, which restarts a front end later."""
-    monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05))
-    with ServerThread(FakeEngine(), workers=1) as thread:
-        monkeypatch.setattr("service.workers.process.IDENTITY", "0.0.9-0123456789ab")
-        thread.front_ends[0].kill()
-        assert thread.wait_exit(20) == 1
-    found = capfd.readouterr().err
-    sentence = "front end: must be of the same code as the engine's process, 0.0.9-0123456789ab, is"
-    assert found.count(sentence) == 2
-    assert found.count("restart the service") == 2
-    assert "Traceback" not in found
-
-
-def test_a_front_end_that_dies_in_a_shortage_of_descriptors_is_replaced_after_it(monkeypatch):
-    monkeypatch.setattr("service.workers.pool._PAUSES_S", (0.05, 0.05, 60.0))
-    refused = []
-
-    def refuse(*_: object, **__: object) -> None:
-        refused.append(1)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with ServerThread(FakeEngine(), workers=1) as thread:
-        with monkeypatch.context() as patch:
-            patch.setattr("service.workers.process.subprocess.Popen", refuse)
-            descriptors = len(os.listdir("/proc/self/fd"))
-            thread.front_ends[0].kill()
-            wait_until(lambda: len(refused) == 2)
-        # Of the channel that is gone.
-        assert len(os.listdir("/proc/self/fd")) < descriptors
-        with RawConnection(thread.url) as waiting:
-            waiting.send(head("/health/live", method="GET"))
-            assert waiting.read().status == 200
-        assert not thread.server.exit_status
-
-
-def test_a_failure_that_takes_pages_to_describe_is_told_in_short():
-    with ServerThread(FakeEngine(), workers=1) as thread:
-        (front_end,) = thread.front_ends
-        told = threading.Event()
-
-        def fail() -> None:
-            thread.runtime.health.self_test(RuntimeError("\U0001f600" * 100_000))
-            told.set()
-
-        thread.server._loop.call_soon_threadsafe(fail)
-        assert told.wait(5)
-        wait_until(lambda: get(thread.url, "/health/ready")[0] == 503)
-        assert len(json.loads(get(thread.url, "/health/ready")[1])["error"]) < 1100
-        assert thread.front_ends == [front_end]

@@ -1,0 +1,77 @@
+"""Memory that front ends and the engine's process share: who uses it, and that it comes back."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from service.workers.memory import address
+from tests.e2e.raw_http import RawConnection, head
+from tests.e2e.scrape import Scrape
+from tests.engines import FakeEngine, expected
+from tests.routes.bodies import LARGE, SMALL, post, rows
+from tests.servers import ServerThread, wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_failed_bundle_of_long_answers_leaves_no_slot_behind():
+    engine = FakeEngine()
+    engine.fail_marker = marker = 7777.0
+    engine.gate.clear()
+    long, guilty = rows(SMALL // 2), rows(1)
+    guilty[0, 0] = marker
+    with ServerThread(engine, workers=1) as thread, ExitStack() as stack:
+        sent = [(rows(1), 200), (rows(1), 200), (long, 200), (guilty, 500), (long, 200)]
+        connections = [stack.enter_context(RawConnection(thread.url)) for _ in sent]
+        for index, (connection, (x, _)) in enumerate(zip(connections, sent, strict=True)):
+            connection.send(head("/mlp", length=x.nbytes, x_tensor_dtype="fp32") + x.tobytes())
+            # The first two have the rooms, the others gather for one bundle.
+            wait_until(lambda: _requests(thread) == index + 1)  # noqa: B023 - waited for here
+        engine.gate.set()
+        for connection, (x, status) in zip(connections, sent, strict=True):
+            answer = connection.read()
+            assert answer.status == status
+            assert status != 200 or answer.body == expected(x, 0).tobytes()
+        wait_until(lambda: not thread.in_progress)
+
+
+def _requests(thread: ServerThread) -> float:
+    """Requests that wait, or are with the engine, which takes one batch at a time."""
+    return Scrape(thread.url)("mlp_queue_requests") + sum(
+        len(batch.segments) for batch in thread.engine.batches
+    )
+
+
+class PinningEngine(FakeEngine):
+    """Remembers which memory it was told to pin."""
+
+    direct_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned: list[memoryview] = []
+
+    def pin(self, memory: memoryview) -> bool:
+        self.pinned.append(memory)
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        raise AssertionError("unpinned while it may be in use")
+
+
+def test_an_engine_that_can_pins_all_slots_and_reads_and_writes_in_them():
+    engine = PinningEngine()
+    with ServerThread(engine, workers=1) as thread:
+        wait_until(lambda: len(engine.pinned) == 3)
+        bodies, answers, rooms = engine.pinned
+        with httpx.Client(base_url=thread.url, timeout=30) as client:
+            # Many rows travel by themselves, two in a room.
+            for count, parts in ((LARGE, (bodies, answers)), (2, (rooms, rooms))):
+                assert post(client, rows(count)).status_code == 200
+                (segment,) = engine.batches[-1].segments
+                for view, part in zip((segment.input, segment.output), parts, strict=True):
+                    assert view.obj is part.obj
+                    assert 0 <= address(view) - address(part) < part.nbytes
