@@ -13,6 +13,7 @@ import sys
 
 from service.config import Settings
 from service.engine.base import Engine
+from service.heap import keep_freed_memory
 from service.http_server import HttpServer
 from service.open_files import raise_open_files_limit
 from service.runtime import Runtime
@@ -59,6 +60,7 @@ def serve(settings: Settings, engine: Engine, reason: str = "") -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # Front ends inherit it.
     raise_open_files_limit()
+    keep_freed_memory()
     server = create_server(settings, engine, reason)
     try:
         server.run()

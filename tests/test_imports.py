@@ -77,6 +77,7 @@ RULES = {
     "http_direct": Row("http_protocol", "httptools starlette"),
     "http_small": Row("http_direct", "uvicorn"),
     "garbage": Row(),
+    "heap": Row(),
     "http_server": Row("app front http_small config errors log", "uvicorn"),
     # HTTP in other processes than the engine's; these do not load what only the engine needs.
     "workers": Row(
@@ -87,8 +88,8 @@ RULES = {
     "workers.remote": Row(
         "workers front shared_memory wire.window batching engine.base config counts errors"
     ),
-    "workers.front_end": Row("workers http_server http_small garbage errors log"),
-    "server": Row("workers http_server runtime engine.base config errors open_files"),
+    "workers.front_end": Row("workers http_server http_small garbage heap errors log"),
+    "server": Row("workers http_server runtime engine.base config errors heap open_files"),
     "doctor": Row("engine kernels config errors"),
     # Clients of the service, which know it by its wire format only.
     "load": Row("engine.base errors interruption", "numpy httptools uvloop rich matplotlib"),

@@ -18,6 +18,7 @@ from typing import Any
 
 from service.errors import outcomes
 from service.garbage import leave_garbage
+from service.heap import keep_freed_memory
 from service.http_server import HttpServer
 from service.http_small import SmallHttpProtocol
 from service.log import configure_logging
@@ -134,6 +135,7 @@ def main(channel: int, memory: int, identity: str) -> int:
     configure_logging(hello.settings.log_level)
     shared = SharedMemory(memory, hello.settings.workers, hello.arena_bytes, outcomes())
     server = FrontEnd(hello, shared, end)
+    keep_freed_memory()
     leave_garbage()
     server.run()
     return server.exit_status
