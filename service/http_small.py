@@ -101,6 +101,7 @@ class SmallHttpProtocol(DirectHttpProtocol):
     def on_headers_complete(self) -> None:
         """All headers are there: the request begins."""
         if self._is_small():
+            self.reader.read_wide()
             self._held = []
             self.headers_came()
         else:
