@@ -47,8 +47,9 @@ from service.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-# One batch comes in, one computes, one goes out.
-SLOTS = 3
+# One batch comes in, one computes, one goes out; and one more, or each direction of the bus would
+# stand still while a thread sees to its batch.
+SLOTS = 4
 
 
 class FusedEngine:
