@@ -12,6 +12,8 @@ import pytest
 from service.bench import service as bench
 from service.bench.clients import run_round
 from service.bench.environment import describe_environment
+from service.bench.stub import StubEngine
+from service.engine.fused import SLOTS
 from service.readme import service_bench_table
 
 
@@ -51,6 +53,10 @@ def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
     assert len(lines) == 1 + 8 + 2
     monkeypatch.setattr("service.readme.RESULTS", tmp_path)
     assert service_bench_table().count("| tilemlp |") == 4
+
+
+def test_the_stub_takes_as_many_batches_as_the_gpu_engine():
+    assert StubEngine.concurrency == SLOTS
 
 
 @pytest.mark.parametrize(
