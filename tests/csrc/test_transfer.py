@@ -230,21 +230,6 @@ def test_spinning_ends_when_its_time_is_over(device: Device) -> None:
         assert seconds <= time.perf_counter() - began < seconds + 5
 
 
-def test_answers_are_waited_for_asleep(device: Device) -> None:
-    """A core for each batch under way would be lost to those who move the next one's bytes."""
-    x, output = Memory(50, 8), Memory(50)
-    device.functions.swiglu_test_not_yet(ctypes.c_int64(1 << 40))
-    timer = threading.Timer(0.1, device.functions.swiglu_test_not_yet, [ctypes.c_int64(0)])
-    timer.start()
-    began, clock = time.perf_counter(), time.thread_time()
-    device.receive(x, [output])
-    waited_s, awake_s = time.perf_counter() - began, time.thread_time() - clock
-    timer.join()
-    assert output.content == x.content
-    assert waited_s > 0.05
-    assert awake_s < waited_s / 2
-
-
 def test_nobody_enqueues_in_anothers_turn(device: Device) -> None:
     memory, done = Memory(50, 3), threading.Event()
 

@@ -2,8 +2,6 @@
 // pieces.
 #include "swiglu/transfer.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -57,26 +55,6 @@ struct Turn {
 
 double seconds_since(Clock::time_point then) {
   return std::chrono::duration<double>(Clock::now() - then).count();
-}
-
-// For batches, which take several times as long as to wake a thread. Awake for as long as the
-// shortest of them need; then asleep, or one core for each batch under way were lost to those who
-// move the next one's bytes.
-Error nap_until_passed(void* event) {
-  using std::chrono::microseconds;
-  constexpr auto kAwake = microseconds(50);
-  constexpr Clock::duration kShortest = microseconds(20), kLongest = microseconds(200);
-  // The kernel adds 50 us to every nap of a thread that does not ask for better.
-  static thread_local int const slack = prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
-  static_cast<void>(slack);
-  auto const began = Clock::now();
-  while (!has_passed(event)) {
-    auto const waited = Clock::now() - began;
-    if (waited > kAwake) {
-      std::this_thread::sleep_for(std::clamp(waited / 16, kShortest, kLongest));
-    }
-  }
-  return wait_for_event(event);  // it says where the device has failed
 }
 
 // Consecutive device bytes, at most a piece, and where on the host they are.
@@ -224,7 +202,7 @@ Error receive(swiglu_staging_t& staging, void const* device, swiglu_span_t const
   }
   Clock::time_point arrived{};
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (Error error = nap_until_passed(staging.event(i))) return error;
+    if (Error error = wait_for_event(staging.event(i))) return error;
     arrived = Clock::now();
     std::byte const* const piece = staging.piece(i);
     for_each_part(spans, blocks[i], [&](std::byte* host, int64_t at, size_t bytes) {
@@ -234,7 +212,7 @@ Error receive(swiglu_staging_t& staging, void const* device, swiglu_span_t const
       if (Error error = fetch(i + ahead)) return error;
     }
   }
-  if (Error error = nap_until_passed(end)) return error;
+  if (Error error = wait_for_event(end)) return error;
   *host_s = blocks.empty() ? 0.0 : seconds_since(arrived);
   return {};
 }
