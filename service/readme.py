@@ -101,6 +101,28 @@ def _service_bench_table(about: dict[str, Any], found: list[dict[str, str]]) -> 
         f"Counting in the metrics takes {about['metrics_us_per_request']} µs of a request that is "
         f"a batch of its own. Resident memory changed by {growth:+.0f} KiB over "
         f"{about['soak_requests']} requests."
+        f"{_processors_table(about)}"
+    )
+
+
+def _processors_table(about: dict[str, Any]) -> str:
+    """Where a large request's processor time goes, in the case with most rows and clients."""
+    every = about.get("processors_ms_per_request")
+    if every is None:
+        return ""
+    case = max(tuple(one[2:4]) for one in every)
+    rows = [
+        (server, str(workers), *(f"{ms:.2f}" for ms in spent), f"{busy:.1f}")
+        for server, workers, *of_case, main, user, system, clients, busy in every
+        if tuple(of_case) == case
+        for spent in [(main, user, system, clients)]
+    ]
+    header = ("server", "workers", "main process", "others", "others, kernel", "clients", "cores")
+    return (
+        f"\n\nProcessor time of a request of {case[0]} rows from {case[1]} clients, in ms: of the "
+        "server's main process (the engine's, with workers), of its other processes in their own "
+        "code and in the kernel, and of the clients; and how many of "
+        f"{about['cores']} cores that kept busy:\n\n{markdown_table(header, rows)}"
     )
 
 

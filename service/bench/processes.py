@@ -8,11 +8,27 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import StartError
 
 _LISTENING = re.compile(rb"running on http://[^:]+:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTimes:
+    """Seconds of processors since a server began.
+
+    Attributes:
+        main_s: Of its main process: the engine's, with front ends.
+        user_s: Of its other processes, in their own code.
+        system_s: Of those, in the kernel.
+    """
+
+    main_s: float
+    user_s: float
+    system_s: float
 
 
 class MeasuredServer:
@@ -55,14 +71,26 @@ class MeasuredServer:
 
     def cpu_s(self) -> float:
         """CPU time of its processes, those of front ends too."""
-        main = self._process.pid
-        children = (self._tasks / str(main) / "children").read_text().split()
-        return sum(time.clock_gettime(_clock_of(pid)) for pid in (main, *map(int, children)))
+        pids = (self._process.pid, *self._children())
+        return sum(time.clock_gettime(_clock_of(pid)) for pid in pids)
+
+    def times(self) -> ProcessorTimes:
+        """Where that was spent; by the kernel's ticks, of 10 ms."""
+        children = [_ticks_s(pid) for pid in self._children()]
+        return ProcessorTimes(
+            main_s=sum(_ticks_s(self._process.pid)),
+            user_s=sum(user_s for user_s, _ in children),
+            system_s=sum(system_s for _, system_s in children),
+        )
 
     def resident_bytes(self) -> int:
         """Memory that is resident now."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _children(self) -> list[int]:
+        main = self._process.pid
+        return list(map(int, (self._tasks / str(main) / "children").read_text().split()))
 
     @property
     def _tasks(self) -> Path:
@@ -87,3 +115,11 @@ def _clock_of(pid: int) -> int:
 def _cpu_s(task: Path) -> float:
     # schedstat counts nanoseconds; stat would count ticks of 10 ms.
     return int((task / "schedstat").read_text().split()[0]) / 1e9
+
+
+def _ticks_s(pid: int) -> tuple[float, float]:
+    """Seconds of a process in its own code, and in the kernel."""
+    # Behind the name, which may hold spaces: field 3 of proc(5) on.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) * tick_s, int(fields[12]) * tick_s

@@ -10,8 +10,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,24 @@ class Measured:
     p99_us: float
     loop_us_per_request: float
     cpu_ms_per_request: float
+    main_ms_per_request: float
+    user_ms_per_request: float
+    system_ms_per_request: float
+    clients_ms_per_request: float
+    cores_busy: float
     errors: int
+
+    @property
+    def processors(self) -> list[object]:
+        """Where processors spent their time, for the JSON beside the results file."""
+        spent = (
+            self.main_ms_per_request,
+            self.user_ms_per_request,
+            self.system_ms_per_request,
+            self.clients_ms_per_request,
+        )
+        case = (self.server, self.workers, self.rows, self.clients)
+        return [*case, *(round(one, 3) for one in spent), round(self.cores_busy, 1)]
 
     def row(self) -> dict[str, object]:
         """The line of the results file."""
@@ -116,6 +134,8 @@ def run_service_bench(options: ServiceOptions, progress: Callable[[str], None]) 
             [one.server, one.workers, one.rows, one.clients, round(one.loop_us_per_request, 1)]
             for one in measured
         ],
+        "cores": cores(),
+        "processors_ms_per_request": [one.processors for one in measured],
         "metrics_us_per_request": round(metrics_us, 2),
         "soak_requests": _SOAK_REQUESTS,
         "soak_growth_bytes": growth,
@@ -174,9 +194,9 @@ def _ask(server: MeasuredServer, rows: int, clients: int, requests: int) -> Roun
 
 
 def _measure(server: MeasuredServer, rows: int, clients: int, requests: int) -> Measured:
-    loop_s, cpu_s = server.loop_cpu_s(), server.cpu_s()
+    loop_s, cpu_s, before = server.loop_cpu_s(), server.cpu_s(), server.times()
     found = _ask(server, rows, clients, requests)
-    loop_s, cpu_s = server.loop_cpu_s() - loop_s, server.cpu_s() - cpu_s
+    loop_s, cpu_s, after = server.loop_cpu_s() - loop_s, server.cpu_s() - cpu_s, server.times()
     done = len(found.latencies_s)
     percentiles = statistics.quantiles(found.latencies_s, n=100)
     return Measured(
@@ -189,27 +209,23 @@ def _measure(server: MeasuredServer, rows: int, clients: int, requests: int) -> 
         p99_us=percentiles[98] * 1e6,
         loop_us_per_request=loop_s / done * 1e6,
         cpu_ms_per_request=cpu_s / done * 1e3,
+        main_ms_per_request=(after.main_s - before.main_s) / done * 1e3,
+        user_ms_per_request=(after.user_s - before.user_s) / done * 1e3,
+        system_ms_per_request=(after.system_s - before.system_s) / done * 1e3,
+        clients_ms_per_request=found.cpu_s / done * 1e3,
+        cores_busy=(cpu_s + found.cpu_s) / found.elapsed_s,
         errors=found.errors,
     )
 
 
 def _median(rounds: list[Measured]) -> Measured:
-    def middle(name: str) -> float:
-        return float(statistics.median(getattr(one, name) for one in rounds))
-
-    first = rounds[0]
-    return Measured(
-        server=first.server,
-        workers=first.workers,
-        rows=first.rows,
-        clients=first.clients,
-        requests_per_s=middle("requests_per_s"),
-        p50_us=middle("p50_us"),
-        p99_us=middle("p99_us"),
-        loop_us_per_request=middle("loop_us_per_request"),
-        cpu_ms_per_request=middle("cpu_ms_per_request"),
-        errors=sum(one.errors for one in rounds),
-    )
+    """Server and case are the same in all; errors are counted, the rest is measured."""
+    middle: dict[str, Any] = {
+        field.name: statistics.median(getattr(one, field.name) for one in rounds)
+        for field in fields(Measured)
+        if field.type == "float"
+    }
+    return replace(rounds[0], **middle, errors=sum(one.errors for one in rounds))
 
 
 def _soak(server: MeasuredServer) -> int:

@@ -49,10 +49,23 @@ def test_it_writes_a_line_per_server_and_case(tmp_path, monkeypatch):
     for row, (name, *_, loop_us) in zip(found, about["loop_us_per_request"], strict=True):
         assert (loop_us > 0) == (name != "sockets")
         assert loop_us <= float(row["cpu_ms_per_request"]) * 1e3 * 1.01
+    for row, (name, workers, *_, main, user, system, clients, busy) in zip(
+        found, about["processors_ms_per_request"], strict=True
+    ):
+        assert (name, str(workers)) == (row["server"], row["workers"])
+        # Ticks are coarse for rounds as short as these.
+        assert min(main, user, system) >= 0
+        assert clients > 0
+        assert busy > 0
+        if (name, workers) in {("echo", 0), ("tilemlp", 0)}:
+            assert user == system == 0
     assert any("round 3 of 3" in step for step in steps)
     assert len(lines) == 1 + 8 + 2
     monkeypatch.setattr("service.readme.RESULTS", tmp_path)
-    assert service_bench_table().count("| tilemlp |") == 4
+    table = service_bench_table()
+    # Four lines of figures; and of the largest case, where the processors' time goes.
+    assert table.count("| tilemlp |") == 4 + 2
+    assert "of 64 rows from 2 clients" in table
 
 
 def test_the_stub_takes_as_many_batches_as_the_gpu_engine():
