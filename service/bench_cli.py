@@ -55,8 +55,8 @@ def bench_service(
     cases: Annotated[
         str | None,
         typer.Option(
-            help="For --peers: rows x clients, with commas, such as 1x1,64x32; "
-            "by default what suits the cores."
+            help="For --peers: rows x clients, with commas, such as 1x1,64x32, or "
+            "qwen2.5-7b:2048x16 for one of the models; by default what suits the cores."
         ),
     ] = None,
     workers: Annotated[

@@ -15,7 +15,7 @@ from service.bench.peers import compare, table
 from service.bench.peers.compare import run_peer_bench
 from service.bench.peers.measure import measure_server
 from service.bench.peers.mlp import Mlp, answer_headers
-from service.bench.peers.options import PeerOptions, parse_cases, parse_workers
+from service.bench.peers.options import Cases, PeerOptions, parse_cases, parse_workers
 from service.bench.peers.plot import draw_peers
 from service.bench.peers.process import PeerProcess
 from service.bench.peers.servers import BENTOML, LITSERVE, RAY_SERVE, PeerServer, servers
@@ -33,7 +33,7 @@ ROW_BYTES = 1792
 def options(**changes: object) -> PeerOptions:
     given = {
         "models": ("echo",),
-        "cases": ((1, 1),),
+        "cases": Cases(((1, 1),)),
         "workers": (0,),
         "rounds": 1,
         "duration_s": 0.2,
@@ -100,7 +100,7 @@ def test_a_peer_answers_rightly(server: PeerServer, workers: int, monkeypatch) -
         pytest.skip(f"{server.name} is not installed; pip install 'tilemlp[bench-peers]'")
     chosen = [replace(server, workers=workers)]
     monkeypatch.setattr(compare, "servers", lambda model, workers: chosen)
-    (one,), left_out = compare.compare(options(cases=((5, 4),)), lambda step: None)
+    (one,), left_out = compare.compare(options(cases=Cases(((5, 4),))), lambda step: None)
     assert left_out == []
     assert one.found.errors == 0
     assert one.found.requests_per_s > 0
@@ -172,8 +172,8 @@ def test_a_server_that_answers_seldom_is_measured_longer(answered, expected, mon
         return Tally(requests=answered, cpu_shares=(0.5,))
 
     monkeypatch.setattr("service.bench.peers.measure.run_plans", answer)
-    given = options(cases=((1, 4),), rounds=2, duration_s=1.0)
-    (one,) = measure_server(ECHO, "echo", given.cases, given, lambda step: None)
+    given = options(cases=Cases(((1, 4),)), rounds=2, duration_s=1.0)
+    (one,) = measure_server(ECHO, "echo", given.cases.common, given, lambda step: None)
     assert asked == expected
     assert one.found.requests_per_s == answered / expected[-1]
 
@@ -239,12 +239,19 @@ def test_other_servers_get_more_processes_where_there_are_cores(monkeypatch) -> 
 
 
 def test_cases_and_models() -> None:
-    assert parse_cases("1x1, 64x32") == ((1, 1), (64, 32))
+    assert parse_cases("1x1, 64x32") == Cases(((1, 1), (64, 32)))
+    own = parse_cases("1x1,qwen2.5-7b:2048x16,64x32,qwen2.5-7b:1x2")
+    assert own.of("qwen2.5-7b") == ((2048, 16), (1, 2))
+    assert own.of("echo") == ((1, 1), (64, 32))
     for text in ("", "1", "0x1", "1x0", "axb", "1x1,", "1x1x1"):
         with pytest.raises(ConfigError, match="cases: must be like"):
             parse_cases(text)
     with pytest.raises(ConfigError, match=r"models: must be of echo, qwen2\.5-0\.5b"):
         options(models=("gpt",))
+    with pytest.raises(ConfigError, match=r"cases: .* \(echo\), some are qwen2\.5-7b's"):
+        options(models=("echo",), cases=own)
+    with pytest.raises(ConfigError, match=r"cases: must hold one .* none for echo"):
+        options(models=("echo", "qwen2.5-7b"), cases=parse_cases("qwen2.5-7b:2048x16"))
     assert parse_workers("0,4,0") == (0, 4)
     for text in ("", "-1", "a", "1,", "100"):
         with pytest.raises(ConfigError, match="workers: must be like"):
@@ -261,7 +268,7 @@ def test_without_a_gpu_presets_are_measured_with_few_rows_only(monkeypatch) -> N
     monkeypatch.setattr(compare, "measure_server", measure)
     monkeypatch.setattr(compare, "servers", lambda model, workers: [ECHO])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    both = options(models=("echo", "qwen2.5-0.5b"), cases=((64, 1), (65, 1)))
+    both = options(models=("echo", "qwen2.5-0.5b"), cases=Cases(((64, 1), (65, 1))))
     _, (sentence,) = compare.compare(both, lambda step: None)
     assert asked == [("echo", [(64, 1), (65, 1)]), ("qwen2.5-0.5b", [(64, 1)])]
     assert sentence.startswith("qwen2.5-0.5b: rows must be at most 64 without a GPU")

@@ -73,10 +73,11 @@ def _refusal(server: PeerServer, ends: float, options: PeerOptions) -> str:
 
 def _cases(options: PeerOptions, model: str) -> tuple[list[tuple[int, int]], list[str]]:
     """Those that this machine can measure for a model, and a sentence where that is not all."""
+    every = list(options.cases.of(model))
     if model == ECHO or torch.cuda.is_available():
-        return list(options.cases), []
-    short = [(rows, clients) for rows, clients in options.cases if rows <= _MOST_ROWS_ON_CPU]
-    if len(short) == len(options.cases):
+        return every, []
+    short = [(rows, clients) for rows, clients in every if rows <= _MOST_ROWS_ON_CPU]
+    if len(short) == len(every):
         return short, []
     return short, [
         f"{model}: rows must be at most {_MOST_ROWS_ON_CPU} without a GPU, where one request of "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from service.bench.peers.mlp import ECHO
 from service.bench.service import has_many_cores, worker_counts
@@ -18,12 +18,29 @@ _CASES_OF_MANY_CORES = ((1, 1), (1, 256), (64, 32), (2340, 16), (2340, 32))
 
 
 @dataclass(frozen=True, slots=True)
+class Cases:
+    """Rows and clients to measure with.
+
+    Attributes:
+        common: For every model that has none of its own.
+        own: By model.
+    """
+
+    common: Sequence[tuple[int, int]]
+    own: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    def of(self, model: str) -> Sequence[tuple[int, int]]:
+        """Those of a model."""
+        return self.own.get(model, self.common)
+
+
+@dataclass(frozen=True, slots=True)
 class PeerOptions:
     """One comparison.
 
     Attributes:
         models: `echo`, which computes nothing, or presets.
-        cases: Rows and clients; every model and server is measured in each.
+        cases: Every server is measured in each of a model's.
         workers: Of our service, which is measured with each of these counts.
         rounds: Measurements of each, whose medians count.
         duration_s: Of one of them.
@@ -33,11 +50,11 @@ class PeerOptions:
         commit: Where there is no checkout to ask.
 
     Raises:
-        ConfigError: a model is none.
+        ConfigError: a model is none, or cases are those of one that is not measured.
     """
 
     models: Sequence[str]
-    cases: Sequence[tuple[int, int]]
+    cases: Cases
     workers: Sequence[int]
     rounds: int = 3
     duration_s: float = 1.0
@@ -52,23 +69,30 @@ class PeerOptions:
                 raise ConfigError(
                     f"models: must be of {', '.join((ECHO, *PRESETS))}, one is {model!r}"
                 )
+            if not self.cases.of(model):
+                raise ConfigError(f"cases: must hold one for each model, have none for {model}")
+        if strange := sorted(set(self.cases.own) - set(self.models)):
+            names = ", ".join(self.models)
+            raise ConfigError(f"cases: must be those of models ({names}), some are {strange[0]}'s")
 
 
-def parse_cases(text: str | None) -> tuple[tuple[int, int], ...]:
+def parse_cases(text: str | None) -> Cases:
     """Rows and clients of a text such as `1x1,64x32`; by default what this machine's cores allow.
+
+    Those of one model follow its name and a colon: `1x1,64x32,qwen2.5-7b:2048x16`.
 
     Raises:
         ConfigError: it is not of that form.
     """
     if text is None:
-        return _CASES_OF_MANY_CORES if has_many_cores() else _CASES
-    cases = []
+        return Cases(_CASES_OF_MANY_CORES if has_many_cores() else _CASES)
+    cases: dict[str, list[tuple[int, int]]] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,4})", part.strip())
+        found = re.fullmatch(r"(?:([^:]+):)?([1-9][0-9]{0,6})x([1-9][0-9]{0,4})", part.strip())
         if found is None:
             raise ConfigError(f"cases: must be like 1x1,64x32 (rows x clients), is {text!r}")
-        cases.append((int(found[1]), int(found[2])))
-    return tuple(cases)
+        cases.setdefault(found[1] or "", []).append((int(found[2]), int(found[3])))
+    return Cases(tuple(cases.pop("", ())), {name: tuple(own) for name, own in cases.items()})
 
 
 def parse_workers(text: str | None) -> tuple[int, ...]:
