@@ -147,7 +147,8 @@ class Reader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """The kernel has written."""
         if self._body is None:
-            self._protocol.data_received(bytes(self._parsed[:nbytes]))
+            # The parser takes copies of what it passes on, so nobody keeps the view.
+            self._protocol.data_received(self._parsed[:nbytes])
             return
         self._count += nbytes
         if self._count == len(self._body):

@@ -56,12 +56,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         """Parse; then look whether the headers are still not complete."""
         if self._refused:
             return
         self._begun = False
-        super().data_received(data)
+        super().data_received(data)  # type: ignore[arg-type]  # whose parser takes either
         if self._rest_bytes:
             self._rest_bytes -= len(data)
             if self._rest_bytes <= 0:

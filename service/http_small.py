@@ -92,7 +92,7 @@ class SmallHttpProtocol(DirectHttpProtocol):
             self._let_go_or_refuse()
         super().shutdown()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         """Parse; a request that is not complete then is held back for a moment only."""
         super().data_received(data)
         if self._held is not None and self._held_timer is None:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 # Messages are sent off beyond this, so that none is longer than this, one record and its text.
 _MESSAGE_BYTES = 32 << 10
 _RECEIVE_BYTES = 128 << 10
+# As a plain number: an operation on Python's flags takes as long as a small system call.
+_TRUNCATED = int(socket.MSG_TRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array("i").itemsize)
 # Of the user's descriptors under way, or of the kernel's memory: others make room.
 _SHORTAGES = frozenset({errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})
@@ -193,7 +195,7 @@ class Channel:
             self.close()
             return
         descriptors = _descriptors(ancillary) if ancillary else []
-        if flags & socket.MSG_TRUNC:
+        if flags & _TRUNCATED:
             _close(descriptors)
             logger.error(
                 "channel: a message must have at most %d bytes, had more, hanging up",

@@ -142,7 +142,7 @@ class Desk:
             rooms, model=model, admission=admission, batcher=batcher, say=self._say
         )
         self._closed = False
-        self._handlers = {
+        self._handlers: dict[int, Callable[[Record], None]] = {
             Kind.READY: self._ready,
             Kind.ADMIT: self._admit,
             Kind.GROW: self._grow,
@@ -173,7 +173,7 @@ class Desk:
 
     def _read(self, record: Record, _: list[int]) -> None:
         try:
-            self._handlers[Kind(record.kind)](record)
+            self._handlers[record.kind](record)
         except QueueFull as error:
             self._say(Record(Kind.FAILED, request=record.request, text=pack_error(error)))
         except (KeyError, ValueError, IndexError) as error:
