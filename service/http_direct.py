@@ -47,6 +47,16 @@ class DirectHttpProtocol(BoundedHttpProtocol):
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether what comes next, or came last, is a request behind one without an answer."""
+        return bool(self.pipeline) or not (self.is_idle or self.cycle.more_body)
+
     def can_receive(self, scope: Scope, nbytes: int) -> bool:
         """Whether `receive_into` is the better way for a body of declared length."""
         # Behind another request that is not answered, the parser is somewhere else.
@@ -111,7 +121,7 @@ class Reader(asyncio.BufferedProtocol):
     def __init__(self, protocol: DirectHttpProtocol) -> None:
         self._protocol = protocol
         self._wide = _scratch.memory
-        # What the parser is read for into.
+        # Its first bytes: as much as is read at once of a request that begins.
         self._parsed = self._wide
         self._body: memoryview | None = None
         self._count = 0
@@ -142,13 +152,16 @@ class Reader(asyncio.BufferedProtocol):
         """Of a body just the rest, so that no byte of a next request is taken."""
         del sizehint
         body = self._body
-        return self._parsed if body is None else body[self._count :]
+        if body is not None:
+            return body[self._count :]
+        # What is sent ahead of an answer is better read at once, and the end of the client with it.
+        return self._wide if self._protocol.reads_ahead else self._parsed
 
     def buffer_updated(self, nbytes: int) -> None:
         """The kernel has written."""
         if self._body is None:
             # The parser takes copies of what it passes on, so nobody keeps the view.
-            self._protocol.data_received(self._parsed[:nbytes])
+            self._protocol.data_received(self._wide[:nbytes])
             return
         self._count += nbytes
         if self._count == len(self._body):

@@ -124,7 +124,7 @@ class SmallHttpProtocol(DirectHttpProtocol):
         super().on_message_complete()
 
     def _is_small(self) -> bool:
-        if self._takes_small is None or not (self.cycle is None or self.cycle.response_complete):
+        if self._takes_small is None or not self.is_idle:
             return False
         headers = self._held_headers = dict(self.headers)
         length, parser = headers.get(b"content-length", b""), self.parser
