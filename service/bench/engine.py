@@ -21,6 +21,8 @@ from service.engine.gpus import gpu_slug
 CASES = (Case(1, 1), Case(8, 64), Case(32, 64), Case(1, 512), Case(4, 512), Case(4, 2048))
 _COPIED_BYTES = 64 << 20
 _COPIES = 20
+# The first copies of a process are slower, and other guests of a host take their share at times.
+_BUS_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +150,30 @@ def make_row(  # noqa: PLR0917 - what was measured, in order
 
 
 def measure_bus() -> float:
-    """Bytes per second each way of page-locked copies in both directions at once."""
+    """Bytes per second each way of page-locked copies in both directions at once, at best."""
     size = _COPIED_BYTES
     ups, downs = (torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     near, far = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
     streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    begin.record()
-    for stream in streams:
-        stream.wait_event(begin)
-    for _ in range(_COPIES):
-        with torch.cuda.stream(streams[0]):
-            near.copy_(ups, non_blocking=True)
-        with torch.cuda.stream(streams[1]):
-            downs.copy_(far, non_blocking=True)
-    for stream in streams:
-        torch.cuda.current_stream().wait_stream(stream)
-    end.record()
-    end.synchronize()
-    return float(_COPIES * size / (begin.elapsed_time(end) / 1e3))
+
+    def try_once() -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        begin.record()
+        for stream in streams:
+            stream.wait_event(begin)
+        for _ in range(_COPIES):
+            with torch.cuda.stream(streams[0]):
+                near.copy_(ups, non_blocking=True)
+            with torch.cuda.stream(streams[1]):
+                downs.copy_(far, non_blocking=True)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        end.record()
+        end.synchronize()
+        return float(_COPIES * size / (begin.elapsed_time(end) / 1e3))
+
+    return max(try_once() for _ in range(_BUS_TRIES))
 
 
 def _write_rows(path: Path, rows: list[EngineRow]) -> None:

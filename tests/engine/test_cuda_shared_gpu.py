@@ -94,6 +94,15 @@ class Shared:
         self.call("POST", f"{CUDA}/unregister")
         assert not self.engine._shared._opened
         self.client.free(self.address)
+        assert_memory_can_be_allocated()
+
+
+def assert_memory_can_be_allocated() -> None:
+    """Whatever a client did: seen once as cudaErrorAlreadyMapped in all that came later."""
+    torch.cuda.empty_cache()
+    kept = [torch.ones(mib << 20, dtype=torch.uint8, device="cuda") for mib in (1, 8, 33, 130, 700)]
+    torch.cuda.synchronize()
+    assert all(int(one[-1]) == 1 for one in kept)
 
 
 def to_bytes(x: torch.Tensor) -> bytes:

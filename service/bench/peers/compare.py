@@ -45,7 +45,7 @@ def compare(
         cases, unmeasured = _cases(options, model)
         left_out += unmeasured
         for server in servers(model, options.workers):
-            if refusal := _refusal(server, ends, options):
+            if refusal := _refusal(server, model, ends, options):
                 left_out.append(refusal)
                 continue
             try:
@@ -59,7 +59,7 @@ def compare(
     return measured, list(dict.fromkeys(left_out))
 
 
-def _refusal(server: PeerServer, ends: float, options: PeerOptions) -> str:
+def _refusal(server: PeerServer, model: str, ends: float, options: PeerOptions) -> str:
     """Why a server is not started; empty where it is."""
     if not server.is_installed:
         return (
@@ -67,7 +67,7 @@ def _refusal(server: PeerServer, ends: float, options: PeerOptions) -> str:
             "pip install 'tilemlp[bench-peers]'"
         )
     if time.monotonic() > ends:
-        return f"{server.label}: must begin within {options.budget_s:g} s, would not have"
+        return f"{model}: {server.label}: must begin within {options.budget_s:g} s, would not have"
     return ""
 
 
