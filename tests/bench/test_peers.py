@@ -159,7 +159,7 @@ def test_no_server_is_started_after_the_budget(monkeypatch) -> None:
     monkeypatch.setattr(compare, "servers", lambda model, workers: [ECHO, OURS])
     _, left_out = compare.compare(options(budget_s=0.01), lambda step: None)
     assert asked == ["echo"]
-    assert left_out == ["tilemlp (http, 0 workers): must begin within 0.01 s, would not have"]
+    assert left_out == ["echo: tilemlp (http, 0 workers): must begin within 0.01 s, would not have"]
 
 
 @pytest.mark.e2e
