@@ -12,14 +12,15 @@ import ctypes
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_KEPT_BYTES = 64 << 20
-# What is larger is mapped on its own, and unmapped when it is freed. glibc finds a value by itself,
-# unless it is told any of these.
-_MAPPED_BYTES = 4 << 20
+# Of each heap, and threads have heaps of their own.
+_KEPT_BYTES = 16 << 20
+# What is larger is mapped on its own, and unmapped when it is freed. glibc works its way up to this
+# by itself, unless it is told either of these.
+_MAPPED_BYTES = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 64 MiB for what comes next; without glibc, nothing."""
+    """Keep up to 16 MiB of a heap for what comes next; without glibc, nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -44,8 +44,15 @@ class DirectHttpProtocol(BoundedHttpProtocol):
 
     def on_headers_complete(self) -> None:
         """All headers are there: the request begins."""
+        if not self._is_large():
+            self.reader.read_wide()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
+
+    def _is_large(self) -> bool:
+        """Whether the body will be received by `receive_into`, as far as headers tell."""
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        return bool(lengths) and lengths[0].isdigit() and int(lengths[0]) >= _DIRECT_BYTES
 
     @property
     def is_idle(self) -> bool:
@@ -54,8 +61,13 @@ class DirectHttpProtocol(BoundedHttpProtocol):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether what comes next, or came last, is a request behind one without an answer."""
-        return bool(self.pipeline) or not (self.is_idle or self.cycle.more_body)
+        """Whether what comes next is no request that begins.
+
+        It is one behind another that has no answer yet, or the rest of a body that was refused.
+        """
+        if self.pipeline or self._rest_bytes:
+            return True
+        return not (self.is_idle or self.cycle.more_body)
 
     def can_receive(self, scope: Scope, nbytes: int) -> bool:
         """Whether `receive_into` is the better way for a body of declared length."""

@@ -20,6 +20,8 @@ HEADER_TIMEOUT_S = 20.0
 # Of a body whose request has its answer, and of all that frames it. Many clients read nothing
 # before they have sent everything: closed earlier, they would see a reset instead of the answer.
 MAX_REST_BYTES = 1 << 30
+# For what a client still sends whose request is no HTTP that we speak; nothing of it is looked at.
+LINGER_S = 1.0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -107,7 +109,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """All headers are there."""
         self.headers_came()
-        if self.parser.should_upgrade() and self._has_body():
+        upgrades = self.parser.should_upgrade()
+        if upgrades and self._has_body():
             # The parser stops at the headers then, and the body would be lost or read as a request.
             self._refuse(
                 b"400 Bad Request",
@@ -115,6 +118,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
             return
         super().on_headers_complete()
+        if upgrades:
+            # As would be what comes behind it.
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._running = self.cycle
 
@@ -168,8 +174,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _send_refusal(self) -> None:
         refusal, self._refusal = self._refusal, b""
+        if self.transport.is_closing():
+            return
         self.transport.write(refusal)
-        self.transport.close()
+        # Who is still sending would see a reset instead of the refusal, if it were not read.
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._close_after(LINGER_S)
 
     def _close_after(self, seconds: float) -> None:
         self._stop_timer()
@@ -177,7 +188,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer = loop.call_later(seconds, self._time_is_over)
 
     def _time_is_over(self) -> None:
-        if self.flow.read_paused:
+        if self.flow.read_paused and not self._refused:
             # What it waits for may be there, unread until requests before it have their answers.
             self._close_after(HEADER_TIMEOUT_S)
         else:

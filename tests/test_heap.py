@@ -32,3 +32,33 @@ def test_what_is_freed_is_kept():
     assert faults("keep") < 2000
     if faults("leave") < 10_000:
         pytest.skip("this C library keeps what is freed by itself")
+
+
+_THREADS = """
+import threading
+from pathlib import Path
+from service.heap import keep_freed_memory
+
+keep_freed_memory()
+together = threading.Barrier(6)
+
+def work():
+    together.wait()
+    bodies = [bytearray(3_500_000) for _ in range(15)]
+    del bodies
+    together.wait()
+
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+"""
+
+
+def test_it_is_bounded_for_each_thread():
+    """Threads have heaps of their own, and what is kept counts for each."""
+    command = [sys.executable, "-c", _THREADS]
+    resident = int(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    assert resident < 200 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.http_direct import DirectHttpProtocol, Reader
-from tests.e2e.raw_http import RawConnection, head
+from tests.e2e.raw_http import RawConnection, chunked, head
 from tests.engines import FakeEngine, expected
 from tests.routes.bodies import rows
 from tests.servers import ServerThread
@@ -57,6 +57,13 @@ def test_what_comes_of_a_large_body_is_read_into_its_slot_from_the_second_one_on
 
         ask(large)
         assert ask(large) <= 16 << 10
+        # In chunks it goes through the parser, all of it.
+        parsed.clear()
+        connection.send(head("/mlp", Transfer_Encoding="chunked", x_tensor_dtype="fp32"))
+        connection.send(chunked(large.tobytes(), 256 << 10))
+        assert connection.read().body == expected(large, 0).tobytes()
+        assert max(parsed) > 16 << 10
+        ask(large)
         ask(small)
         assert small.nbytes > 64 << 10
         # In how many pieces it comes is the kernel's choice; but none is short for want of room.

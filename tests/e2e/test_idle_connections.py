@@ -100,6 +100,18 @@ def test_who_reads_nothing_before_all_is_sent_gets_the_refusal(thread, path):
         assert connection.read().status == 200
 
 
+def test_who_sends_no_http_of_ours_gets_the_refusal_too(thread):
+    """Closed at once, a connection with bytes that were not read is reset."""
+    length = 32 << 20
+    upgrade = head("/mlp", length=length, connection="Upgrade", upgrade="h2c")
+    for start in (upgrade, b"\0" * 100):
+        with RawConnection(thread.url) as connection:
+            connection.send(start)
+            connection.send(bytes(length))
+            assert connection.read().status == 400
+            assert connection.is_closed()
+
+
 def test_no_more_than_so_much_of_a_refused_body_is_read(monkeypatch):
     """Gigabytes of it were, for as long as they came."""
     limit = 4 << 20
