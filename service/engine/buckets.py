@@ -18,7 +18,8 @@ GRAPH_BYTES = 256 << 10
 # Powers of two pad at most as many rows as there are; kernels pad to 64 rows and more anyway.
 _LARGEST = 256
 # Capturing takes about half a millisecond each, and each keeps some 100 KB of the device.
-MAX_GRAPHS = 2048
+# 2560 are those of the 80 layers of a 72B, for four batches in flight.
+MAX_GRAPHS = 2560
 
 
 def plan_buckets(

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from dataclasses import astuple
 from enum import IntEnum
 from typing import NamedTuple
@@ -118,14 +117,34 @@ def pack(record: Record) -> bytes:
     return _FIXED.pack(kind, flag, layer, len(text), request, *numbers) + text
 
 
-def unpack(message: memoryview) -> Iterator[Record]:
+def unpack(message: memoryview) -> list[Record]:
     """The records of a message."""
-    start = 0
-    while start < len(message):
-        kind, flag, layer, size, *rest = _FIXED.unpack_from(message, start)
+    records = []
+    start, end = 0, len(message)
+    while start < end:
+        kind, flag, layer, size, request, offset, nbytes, tokens, body_bytes, first_s, second_s = (
+            _FIXED.unpack_from(message, start)
+        )
         start += RECORD_BYTES
-        yield Record._make((kind, flag, layer, *rest, bytes(message[start : start + size])))
+        text = message[start : start + size].tobytes() if size else b""
         start += size
+        # One by one: to gather the rest and spread it again takes as long as all else here.
+        records.append(
+            Record(
+                kind,
+                flag,
+                layer,
+                request,
+                offset,
+                nbytes,
+                tokens,
+                body_bytes,
+                first_s,
+                second_s,
+                text,
+            )
+        )
+    return records
 
 
 _DTYPES = tuple(DType)

@@ -8,6 +8,7 @@ import pytest
 
 from service.engine.base import DType, ModelSpec, Output
 from service.engine.buckets import GRAPH_BYTES, MAX_GRAPHS, find_bucket, plan_buckets
+from service.engine.fused import SLOTS
 from service.engine.presets import PRESETS
 
 
@@ -50,7 +51,12 @@ def test_no_bucket_is_twice_the_largest_batch() -> None:
 def test_many_layers_get_coarser_buckets_and_too_many_none() -> None:
     many = plan_buckets(model("qwen2.5-0.5b", 80), 8192, 3)
     assert many == {Output.MLP: (2, 8, 32, 128), Output.GATED: (1, 4, 16)}
-    assert plan_buckets(model("qwen2.5-0.5b", 400), 8192, 3) == {Output.MLP: (), Output.GATED: ()}
+    assert plan_buckets(model("qwen2.5-0.5b", 500), 8192, 3) == {Output.MLP: (), Output.GATED: ()}
+
+
+def test_all_layers_of_the_largest_model_have_every_bucket() -> None:
+    plan = plan_buckets(model("qwen2.5-72b", 80), 8192, SLOTS)
+    assert plan == {Output.MLP: (1, 2, 4, 8, 16), Output.GATED: (1, 2, 4)}
 
 
 @pytest.mark.parametrize(
