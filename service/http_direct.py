@@ -189,7 +189,8 @@ class Reader(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left."""
         self._protocol.connection_lost(exc)
-        if self._body is not None and not self._received.done():
+        body, self._body = self._body, None
+        if body is not None and not self._received.done():
             self._received.set_result(self._count)
 
     def pause_writing(self) -> None:
