@@ -13,6 +13,7 @@ from service.engine.base import DType, ModelSpec
 from service.engine.choose import GpuFacts, Plan
 from service.engine.create import create_engine, shipped_table
 from service.engine.down import Down
+from service.engine.fused import SLOTS
 from service.engine.peaks import peak_flops
 from service.engine.plan import plan_engine, select_device
 from service.engine.replicas import ReplicatedEngine
@@ -206,7 +207,7 @@ def test_autotune_gives_the_engine_a_table_of_its_own(
     fused: list[str], autotune: bool, table: str
 ) -> None:
     create_engine(**PRESET, device="auto", autotune=autotune)
-    assert fused == ["weights", f"{table} on cuda:0 for 3 threads"]
+    assert fused == ["weights", f"{table} on cuda:0 for {SLOTS} threads"]
 
 
 def test_each_of_several_gpus_gets_a_replica(fused: list[str]) -> None:
@@ -216,9 +217,9 @@ def test_each_of_several_gpus_gets_a_replica(fused: list[str]) -> None:
     )
     assert fused == [
         "weights",
-        "shipped table on cuda:1 for 6 threads",
+        f"shipped table on cuda:1 for {2 * SLOTS} threads",
         "weights",
-        "shipped table on cuda:0 for 6 threads",
+        f"shipped table on cuda:0 for {2 * SLOTS} threads",
     ]
     assert isinstance(engine, ReplicatedEngine)
     assert engine.concurrency == 6

@@ -10,6 +10,7 @@ import torch
 
 from service.engine.base import DType, Engine, LendsHostMemory, OnGpus, Output, PinsHostMemory
 from service.engine.buckets import GRAPH_BYTES
+from service.engine.fused import SLOTS
 from service.errors import EngineDead, EngineError
 from service.kernels.transfer import DIRECT_BYTES
 from tests.engine.batches import make_batch, make_model
@@ -102,10 +103,10 @@ def test_gated_has_no_down(make) -> None:
 
 
 def test_warm_up_captures_every_graph_and_leaves_every_thread_a_handle(make) -> None:
-    made = make(slots=3)
+    made = make(slots=SLOTS)
     # 1, 2, 4, 8, 16 for the MLP, and for gated as well, whose rows are the wider ones.
-    assert made.device.captures == 3 * (5 + 5) * len(made.model.layers)
-    assert len(made.device.entered) == 1 + 3
+    assert made.device.captures == SLOTS * (5 + 5) * len(made.model.layers)
+    assert len(made.device.entered) == 1 + SLOTS
 
 
 def test_two_batches_are_in_flight_and_each_gets_its_own_answers(make) -> None:
