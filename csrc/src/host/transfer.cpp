@@ -212,8 +212,8 @@ Error receive(swiglu_staging_t& staging, void const* device, swiglu_span_t const
       if (Error error = fetch(i + ahead)) return error;
     }
   }
-  // The driver waits awake. Naps of 20 us between looks, tried on a virtual machine, took more of the
-  // processors than that, and a fifth of the throughput of four batches in flight.
+  // The driver waits awake. Short naps between looks, tried on a virtual machine, took more of the
+  // processors than that and made batches later.
   if (Error error = wait_for_event(end)) return error;
   *host_s = blocks.empty() ? 0.0 : seconds_since(arrived);
   return {};
