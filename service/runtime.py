@@ -12,7 +12,7 @@ from service.batching.admission import Admission, Lease, Slots
 from service.batching.arena import Arena
 from service.batching.batcher import Batcher
 from service.batching.health import Health
-from service.batching.policy import Limits
+from service.batching.policy import plan_limits
 from service.batching.request import Answer, Holding, PendingRequest
 from service.batching.worker import EngineWorker
 from service.cgroups import memory_limit_bytes
@@ -133,7 +133,12 @@ class Runtime:
             self._worker.start,
             model=self.model,
             concurrency=self.engine.concurrency,
-            limits=Limits(self.settings.max_batch_tokens, self.settings.max_queue_delay_s),
+            limits=plan_limits(
+                max_batch_tokens=self.settings.max_batch_tokens,
+                max_queue_delay_s=self.settings.max_queue_delay_s,
+                row_bytes=self.model.hidden_size * self.model.dtype.itemsize,
+                concurrency=self.engine.concurrency,
+            ),
             metrics=self.metrics,
             on_dead=self._died,
             hang_timeout_s=self._hang_timeout_s,

@@ -41,7 +41,7 @@ class Batcher:
         start: Hands a batch to the engine.
         model: What is served, for counting FLOPs.
         concurrency: Batches that may be with the engine at once.
-        limits: Bounds of one batch.
+        limits: Bounds of one batch, and of small ones that run at a time.
         metrics: Where batches are counted.
         on_dead: Called once when the engine must not be used again.
         clock: Monotonic seconds, for arrivals and deadlines.
@@ -65,6 +65,7 @@ class Batcher:
         self._start = start
         self._model = model
         self._free = concurrency
+        self._small = 0  # of those with the engine
         self._limits = limits
         self._metrics = metrics
         self._on_dead = on_dead
@@ -177,7 +178,13 @@ class Batcher:
 
     def _decide(self) -> Take[GroupKey] | Wait | None:
         try:
-            return select_batch(self._groups, self._limits, self._clock(), draining=self._draining)
+            return select_batch(
+                self._groups,
+                self._limits,
+                self._clock(),
+                draining=self._draining,
+                small_batches=self._small,
+            )
         except Exception as error:
             # Nobody can tell whose request the policy stumbled over, so all that wait are failed
             # at once, and those who come later are served.
@@ -219,6 +226,7 @@ class Batcher:
                 member.lease.start()
                 queued.append(member)
             self._running[member] = None
+        self._small += self._limits.is_small(tokens)
         watchdog: asyncio.TimerHandle | None = None
         self._start(members, lambda outcome: self._ended(members, tokens, watchdog, outcome))
         # The engine is at work meanwhile.
@@ -247,6 +255,7 @@ class Batcher:
         if watchdog is not None:
             watchdog.cancel()
         self._free += 1
+        self._small -= self._limits.is_small(tokens)
         try:
             if isinstance(outcome, tuple):
                 self._succeeded(members, tokens, *outcome)

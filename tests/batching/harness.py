@@ -58,9 +58,11 @@ class Harness:
         max_queue_tokens: int = 1000,
         max_queue_bytes: int = 1 << 20,
         hang_timeout_s: float = 0.0,
+        small_tokens: int = 0,
+        max_small: int = 1,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.limits = Limits(max_tokens, delay_s)
+        self.limits = Limits(max_tokens, delay_s, small_tokens, max_small)
         self.arena = Arena(1 << 20)
         self.admission = Admission(
             self.arena, max_queue_tokens=max_queue_tokens, max_queue_bytes=max_queue_bytes

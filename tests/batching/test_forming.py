@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from service.engine.base import BatchReport, Output
+from service.errors import EngineError
 from tests.batching.harness import Harness, answer
 from tests.batching.virtual_time import settle, virtual_time
 
@@ -183,6 +184,49 @@ async def test_no_more_batches_at_once_than_the_engine_wants():
     assert [batch.tokens for batch in harness.started] == [[1], [2], [3, 4]]
     assert not harness.started[0].members[0].future.done()
     assert harness.started[1].members[0].future.done()
+
+
+@virtual_time
+async def test_small_batches_beyond_the_first_wait_for_company():
+    harness = Harness(concurrency=3, max_tokens=20, small_tokens=8)
+    harness.submit(1)
+    await settle()
+    harness.submit(2)
+    harness.submit(3)
+    await settle()
+    harness.submit(9, layer=1)
+    await settle()
+    # The large one is not in its way, and does not count as small.
+    assert [batch.tokens for batch in harness.started] == [[1], [9]]
+    harness.submit(1)
+    harness.started[1].succeed()
+    await settle()
+    assert [batch.tokens for batch in harness.started] == [[1], [9]]
+    harness.started[0].succeed()
+    await settle()
+    assert [batch.tokens for batch in harness.started] == [[1], [9], [2, 3, 1]]
+    # Together with the next it is not small any more.
+    harness.submit(4)
+    await settle()
+    harness.submit(4)
+    await settle()
+    assert [batch.tokens for batch in harness.started][3:] == [[4, 4]]
+
+
+@virtual_time
+async def test_a_failed_small_batch_makes_room_for_the_next():
+    harness = Harness(concurrency=2, small_tokens=8)
+    first = harness.submit(1)
+    await settle()
+    second = harness.submit(2)
+    await settle()
+    harness.started[0].end(ValueError("bad"))
+    await settle()
+    assert [batch.tokens for batch in harness.started] == [[1], [2]]
+    harness.started[1].succeed()
+    await settle()
+    assert isinstance(first.future.exception(), EngineError)
+    assert second.future.done()
 
 
 @virtual_time

@@ -42,8 +42,11 @@ class Ticket:
 class WatchedHarness(Harness):
     """Checks every batch at the moment it is handed to the engine."""
 
-    def __init__(self, *, concurrency: int, max_tokens: int, delay_s: float) -> None:
+    def __init__(
+        self, *, concurrency: int, max_tokens: int, delay_s: float, small_tokens: int
+    ) -> None:
         super().__init__(
+            small_tokens=small_tokens,
             concurrency=concurrency,
             max_tokens=max_tokens,
             delay_s=delay_s,
@@ -97,7 +100,11 @@ class WatchedHarness(Harness):
             self._check_nothing_is_due(queued, now)
 
     def _check_nothing_is_due(self, queued: Sequence[PendingRequest], now: float) -> None:
+        small = sum(self.limits.is_small(sum(batch.tokens)) for batch in self.with_engine)
         for request in queued:
+            company = sum(other.tokens for other in queued if other.key == request.key)
+            if small and self.limits.is_small(company):
+                continue
             assert self.limits.max_queue_delay_s > 0
             assert now < request.arrival + self.limits.max_queue_delay_s + SLACK_S
         running = {member for batch in self.with_engine for member in batch.members}
@@ -111,16 +118,24 @@ class BatcherMachine(RuleBasedStateMachine):
         concurrency=st.integers(1, 2),
         max_tokens=st.integers(4, 8),
         delay_s=st.sampled_from([0.0, 0.5]),
+        small_tokens=st.sampled_from([0, 0, 3]),
         ends=st.sampled_from(["", "", "drain", "death"]),
     )
-    def begin(self, concurrency: int, max_tokens: int, delay_s: float, ends: str) -> None:
+    def begin(
+        self, concurrency: int, max_tokens: int, delay_s: float, small_tokens: int, ends: str
+    ) -> None:
         self.loop = VirtualTimeLoop()
         self.events: list[Callable[[], None]] = []
         # After these little of interest happens, so that most runs go without.
         self.ends = ends
 
         async def make() -> WatchedHarness:
-            return WatchedHarness(concurrency=concurrency, max_tokens=max_tokens, delay_s=delay_s)
+            return WatchedHarness(
+                concurrency=concurrency,
+                max_tokens=max_tokens,
+                delay_s=delay_s,
+                small_tokens=small_tokens,
+            )
 
         self.harness = self.loop.run_until_complete(make())
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batching.policy import Limits, Take, Wait, select_batch
+from service.batching.policy import Limits, Take, Wait, plan_limits, select_batch
 
 
 @dataclass(eq=False)
@@ -44,8 +44,11 @@ def test_every_small_queue():
             # due at this very instant at 3.5 s and overdue at 4 s, when the second is early.
             for now in (3.0, 3.5, 4.0, 6.0):
                 _check(groups, Limits(5, 3.5), now, draining, seen)
+                # Sums below 3 are small, and with two of those in flight they stay.
+                for small in (1, 2):
+                    _check(groups, Limits(5, 3.5, 3, 2), now, draining, seen, small=small)
     # The search would prove little if some kind of decision never came up in it.
-    assert seen == {"full", "idle", "delay", "drain", "wait", "nothing"}
+    assert seen == {"full", "idle", "delay", "drain", "wait", "nothing", "held"}
 
 
 def _small_queues() -> Iterator[tuple[tuple[str, int], ...]]:
@@ -63,8 +66,14 @@ def _groups(requests: tuple[tuple[str, int], ...], simultaneous: bool) -> Groups
     return {key: group for key, group in groups.items() if group}
 
 
-def _check(groups: Groups, limits: Limits, now: float, draining: bool, seen: set[str]) -> None:
-    decision = select_batch(groups, limits, now, draining=draining)
+def _check(
+    groups: Groups, limits: Limits, now: float, draining: bool, seen: set[str], *, small: int = 0
+) -> None:
+    decision = select_batch(groups, limits, now, draining=draining, small_batches=small)
+    if groups and small >= limits.max_small_batches:
+        held = {key for key, group in groups.items() if sum(one.tokens for one in group) < 3}
+        seen |= {"held"} if held else set()
+        groups = {key: group for key, group in groups.items() if key not in held}
     if decision is None:
         assert not groups
         seen.add("nothing")
@@ -180,6 +189,25 @@ def test_the_choice_is_pure(queue: tuple[Groups, Limits], now: float):
 def test_a_large_request_is_not_passed_by_small_ones():
     groups = {"a": [Request(3, 0.0), Request(4, 1.0), Request(1, 2.0)]}
     assert select_batch(groups, Limits(4), 3.0) == Take("a", 1, "full")
+
+
+def test_a_small_batch_leaves_when_it_is_all_a_batch_can_take():
+    limits = Limits(4, small_batch_tokens=100, max_small_batches=1)
+    groups = {"a": [Request(1, 0.0), Request(3, 1.0)]}
+    assert select_batch(groups, limits, 2.0, small_batches=1) == Take("a", 2, "full")
+    groups = {"a": [Request(1, 0.0), Request(4, 1.0)]}
+    assert select_batch(groups, limits, 2.0, small_batches=1) == Take("a", 1, "full")
+
+
+def test_two_megabytes_are_not_small():
+    limits = plan_limits(
+        max_batch_tokens=8192, max_queue_delay_s=0.0, row_bytes=1792, concurrency=4
+    )
+    assert limits.max_small_batches == 2
+    assert limits.is_small(1170)
+    assert not limits.is_small(1171)  # 2,098,432 bytes
+    one = plan_limits(max_batch_tokens=8192, max_queue_delay_s=0.0, row_bytes=1792, concurrency=1)
+    assert one.max_small_batches == 1
 
 
 def test_a_full_younger_group_does_not_wait_for_an_older_one():
