@@ -36,6 +36,10 @@ SMALL_M_NAMES = [
     "sm_32x64_k128_s3_p1_c1_t1",
     "sm_64x64_k64_s4_p1_c1_t1",
     "sm_64x64_k64_s6_p1_c1_t1",
+    "sm_32x64_k64_s6_p1_c1_t0",
+    "sm_32x64_k64_s9_p1_c1_t0",
+    "sm_64x128_k64_s4_p1_c1_t0",
+    "sm_64x192_k64_s5_p1_c1_t0",
 ]
 CONFIG_NAMES += SMALL_M_NAMES
 DOWN_NAMES = [
@@ -48,5 +52,9 @@ DOWN_NAMES = [
     "sm_32x64_k128_s4_p4_c1_t0",
     "sm_32x64_k128_s4_p8_c1_t0",
     "sm_64x64_k64_s6_p8_c1_t0",
+    "sm_8x64_k128_s6_p6_c1_t0",
+    "sm_16x64_k128_s5_p6_c1_t0",
+    "sm_16x64_k128_s3_p4_c1_t0",
+    "sm_32x64_k128_s4_p6_c1_t0",
 ]
 KERNEL_1_NAMES = [name for name in CONFIG_NAMES if name.startswith("k1_")]

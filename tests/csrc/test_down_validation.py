@@ -117,3 +117,21 @@ def test_a_question_without_answer_is_refused(library, question):
     m, n, k, sms = question
     choice = ctypes.c_int32()
     assert library.swiglu_down_select(m, n, k, 0, sms, ctypes.byref(choice)) == 2
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "name"),
+    [
+        (1, 896, "sm_8x64_k128_s6_p6_c1_t0"),
+        (9, 1536, "sm_16x64_k128_s8_p4_c1_t0"),  # 24 tiles leave multiprocessors idle
+        (16, 2048, "sm_16x64_k128_s5_p6_c1_t0"),  # 32 in four parts give each one CTA
+        (16, 3584, "sm_16x64_k128_s4_p4_c1_t0"),  # 56 give two
+        (16, 5120, "sm_16x64_k128_s3_p4_c1_t0"),  # 80 give three
+        (16, 8192, "sm_16x64_k128_s8_p4_c1_t0"),  # 128 come in rounds
+        (32, 2048, "sm_32x64_k128_s4_p6_c1_t0"),
+    ],
+)
+def test_the_parts_of_the_sum_follow_the_number_of_tiles(library, m, n, name):
+    choice = ctypes.c_int32(-7)
+    assert library.swiglu_down_select(m, n, 4096, abi.BF16, 132, ctypes.byref(choice)) == abi.OK
+    assert abi.down_configs(library)[choice.value].name.decode() == name

@@ -110,11 +110,11 @@ def test_the_cheapest_tile_is_chosen(library, tokens, shape, name):
         (8, (896, 4864), "sm_8x64_k128_s6_p1_c1_t0"),
         (8, (2048, 11008), "sm_8x64_k128_s4_p1_c1_t0"),  # 344 fit three, not two
         (8, (3584, 18944), "sm_8x64_k128_s6_p1_c1_t0"),  # 592 fit neither way
-        (9, (896, 4864), "sm_16x64_k128_s5_p1_c1_t0"),
-        (17, (896, 4864), "sm_32x64_k128_s4_p1_c1_t0"),
+        (9, (896, 4864), "sm_16x64_k64_s11_p1_c1_t0"),
+        (17, (896, 4864), "sm_32x64_k64_s9_p1_c1_t0"),
         (33, (2048, 11008), "sm_64x64_k64_s4_p1_c1_t0"),
         (64, (896, 4864), "sm_64x64_k64_s6_p1_c1_t0"),
-        (64, (3584, 18944), "sm_64x64_k64_s6_p1_c4_t0"),  # four CTAs read the tokens once
+        (64, (3584, 18944), "sm_64x128_k128_s4_p1_c1_t0"),  # half as many bytes of tokens
     ],
 )
 def test_few_tokens_get_the_smallest_tile_that_holds_them(library, tokens, shape, name):

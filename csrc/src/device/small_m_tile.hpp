@@ -9,7 +9,7 @@
 
 namespace swiglu::device {
 
-// kTokens: 8 to 256, a multiple of 8. kTileK: 64, 128 or 256. kSplits: 1, 2, 4 or 8.
+// kTokens: 8 to 256, a multiple of 8. kTileK: 64, 128 or 256. kSplits: 1 to 8.
 template <int kTokens_, int kWarpgroups_, int kTileK_, int kStages_, int kSplits_, int kSharers_,
           int kTurn_>
 struct SmallMConfig {
@@ -59,6 +59,11 @@ struct SmallMTile {
   using SmemTokens =
       decltype(cute::tile_to_shape(SwizzleAtom{}, cute::Shape<TokenTile, KTile, Stages>{}));
   static constexpr uint32_t kStageBytes = (kRows + kTokens) * kTileK * sizeof(Element);
+
+  // What a CTA asks of L2 beyond its stages before it waits for the launch before: 16 KB, or what one
+  // step takes. More costs more than it wins, as everything passes through L2 twice (NOTES.md).
+  static constexpr int kStepBytes = kRows * kTileK * sizeof(Element);
+  static constexpr int kStepsAhead = kStepBytes < 16384 ? 16384 / kStepBytes : 1;
 
   // Partial sums lie token after token. A pitch of 4 more than a multiple of 16 words: the writes
   // of a warp (4 tokens two apart, 8 rows) then fall on 32 banks.

@@ -9,10 +9,11 @@ namespace {
 
 // Beyond, the tokens' own traffic through L2 eats up what reading the weights well has won.
 constexpr int64_t kMostTokens = 64;
-constexpr int64_t kRows = 64;  // of weights, that a CTA of every candidate has
+constexpr int64_t kRows = 64;  // of weights, by which CTAs are counted
 
-// What was fastest for each number of tokens (NOTES.md), where two CTAs on a multiprocessor hold
-// all of them at once, with deep rings; where it takes three; and where they come in rounds anyway.
+// What was fastest for each number of tokens (NOTES.md), where two CTAs of 64 rows on a
+// multiprocessor hold all of them at once, with deep rings; where it takes three; and where they
+// come in rounds anyway.
 struct Tile {
   int tokens;
   int of_two;
@@ -22,9 +23,9 @@ struct Tile {
 
 constexpr std::array<Tile, 4> kTiles = {{
     {8, sm_8x64_k128_s6_p1_c1_t0, sm_8x64_k128_s4_p1_c1_t0, sm_8x64_k128_s6_p1_c1_t0},
-    {16, sm_16x64_k128_s5_p1_c1_t0, sm_16x64_k128_s3_p1_c1_t0, sm_16x64_k128_s5_p1_c1_t0},
-    {32, sm_32x64_k128_s4_p1_c1_t0, sm_32x64_k128_s3_p1_c1_t0, sm_32x64_k128_s4_p1_c1_t0},
-    {64, sm_64x64_k64_s6_p1_c1_t0, sm_64x64_k64_s4_p1_c1_t0, sm_64x64_k64_s6_p1_c4_t0},
+    {16, sm_16x64_k64_s11_p1_c1_t0, sm_16x64_k128_s3_p1_c1_t0, sm_16x64_k128_s5_p1_c1_t0},
+    {32, sm_32x64_k64_s9_p1_c1_t0, sm_32x64_k128_s3_p1_c1_t0, sm_32x64_k128_s4_p1_c1_t0},
+    {64, sm_64x64_k64_s6_p1_c1_t0, sm_64x64_k64_s4_p1_c1_t0, sm_64x128_k128_s4_p1_c1_t0},
 }};
 
 int wanted(Tile const& tile, int64_t n, int num_sms) {

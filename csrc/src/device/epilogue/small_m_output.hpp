@@ -52,6 +52,10 @@ struct PairMul {
                                                       int column, int row) {
     cute::SM90_TMA_LOAD::copy(map, barrier, uint64_t(hint), to, column, 0, 0, row / 16);
   }
+  __device__ __forceinline__ static void prefetch_weights(CUtensorMap const* map, int column,
+                                                          int row) {
+    cute::SM90_TMA_LOAD::PREFETCH::copy(map, column, 0, 0, row / 16);
+  }
 
   template <class Element>
   __device__ __forceinline__ static uint4 pack(float const (&rows)[16]) {
@@ -75,6 +79,10 @@ struct Plain {
                                                       cute::TMA::CacheHintSm90 hint, void* to,
                                                       int column, int row) {
     cute::SM90_TMA_LOAD::copy(map, barrier, uint64_t(hint), to, column, row);
+  }
+  __device__ __forceinline__ static void prefetch_weights(CUtensorMap const* map, int column,
+                                                          int row) {
+    cute::SM90_TMA_LOAD::PREFETCH::copy(map, column, row);
   }
 
   template <class Element>

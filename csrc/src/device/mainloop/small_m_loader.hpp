@@ -25,12 +25,21 @@ struct SmallMLoader {
   typename Tile::SharedStorage& storage;
   typename Tile::Work work;
 
-  // The weights of the first stages, all of which are free, without their tokens.
+  // The weights of the first stages, all of which are free, without their tokens, and those of the
+  // next steps as far as L2: memory would stand still once the stages are full, until the launch
+  // before has ended and the tokens have come.
   CUTLASS_DEVICE void fill_weights() {
+    int const early = work.early_steps();
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int step = 0; step < work.early_steps(); ++step) {
+    for (int step = 0; step < early; ++step) {
       FullBarrier::arrive_and_expect_tx(&storage.full[step], Tile::kStageBytes);
       load_weights(step, step);
+    }
+    int const ahead = early + Tile::kStepsAhead;
+    int const end = ahead < work.k_count ? ahead : work.k_count;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int step = early; step < end; ++step) {
+      prefetch_weights(step);
     }
   }
 
@@ -68,6 +77,13 @@ struct SmallMLoader {
       Output::load_weights(&params.weights, &storage.full[stage],
                            cute::TMA::CacheHintSm90::EVICT_FIRST, to + chunk * kRows * kBoxColumns,
                            column(step, chunk), work.row_tile * kRows);
+    }
+  }
+
+  CUTLASS_DEVICE void prefetch_weights(int step) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int chunk = 0; chunk < kChunksK; ++chunk) {
+      Output::prefetch_weights(&params.weights, column(step, chunk), work.row_tile * kRows);
     }
   }
 
