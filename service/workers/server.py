@@ -123,16 +123,26 @@ class EngineServer:
         )
         self.started = True
         await self._ended.wait()
-        await pinning
+        pinned = await pinning
         await self.runtime.stop()
+        # A batch that hangs may use them until the process ends.
+        if self.runtime.stopped:
+            await asyncio.to_thread(self._unpin, pinned)
 
-    def _pin_slots(self) -> None:
+    def _pin_slots(self) -> list[memoryview]:
         """Let the device read and write slots by itself; takes seconds, batches run meanwhile."""
         engine = self.runtime.engine
+        if not isinstance(engine, PinsHostMemory):
+            return []
+        parts = (self._memory.bodies, self._memory.answers, self._memory.rooms)
+        return [part for part in parts if engine.pin(part)]
+
+    def _unpin(self, parts: list[memoryview]) -> None:
+        """Or CUDA would refuse to allocate where this process maps something else later."""
+        engine = self.runtime.engine
         if isinstance(engine, PinsHostMemory):
-            # Until the process ends: a batch that hangs may use them as long.
-            for part in (self._memory.bodies, self._memory.answers, self._memory.rooms):
-                engine.pin(part)
+            for part in parts:
+                engine.unpin(part)
 
     def _catch_signals(self) -> None:
         # Tests run servers in threads, where signals cannot be caught.
