@@ -18,5 +18,9 @@ Error stream_waits_for(void* stream, void* event);
 Error copy_to_device(void* device, void const* host, int64_t bytes, void* stream);
 Error copy_to_host(void* host, void const* device, int64_t bytes, void* stream);
 bool is_page_locked(void const* host);
+// From a captured cudaGraph_t, which may go afterwards; `stream` uploads it.
+Error make_graph(void* captured, void* stream, void** graph);
+void destroy_graph(void* graph);
+Error launch_graph(void* graph, void* stream);
 
 }  // namespace swiglu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -10,7 +11,7 @@ from service.kernels.errors import InvalidArgument
 from service.kernels.ipc import Ipc
 from service.kernels.launcher import current_device, stream_of
 from service.kernels.library import Library
-from service.kernels.transfer import Staging, Transfer
+from service.kernels.transfer import Graph, Staging, Transfer, Trip
 
 
 class _Foreign:
@@ -23,6 +24,24 @@ class _Foreign:
             "data": (address, False),
             "version": 3,
         }
+
+
+class TripEnds(NamedTuple):
+    """What all trips of a slot have in common.
+
+    Attributes:
+        upload: Rows pass through it to `x`, between `begin` and `arrived`.
+        done: Recorded behind the kernels.
+        download: Answers pass through it, before `end`.
+    """
+
+    upload: Staging
+    x: torch.Tensor
+    begin: torch.cuda.Event
+    arrived: torch.cuda.Event
+    done: torch.cuda.Event
+    download: Staging
+    end: torch.cuda.Event
 
 
 class CudaDevice:
@@ -238,6 +257,16 @@ class CudaDevice:
             Launches all of it on the current stream.
         """
         graph = torch.cuda.CUDAGraph()
+        self._capture(graph, enqueue)
+        return graph.replay
+
+    def capture_graph(self, enqueue: Callable[[], None]) -> Graph:
+        """The same, to be launched by the library."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._capture(graph, enqueue)
+        return self._transfer.graph(graph.raw_cuda_graph(), self.compute.cuda_stream, graph)
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, enqueue: Callable[[], None]) -> None:
         # Not torch.cuda.graph(), which collects garbage and empties torch's cache each time. Other
         # threads may pin memory meanwhile, which a capture in global mode would not survive.
         graph.capture_begin(self._pool, capture_error_mode="thread_local")
@@ -245,7 +274,42 @@ class CudaDevice:
             enqueue()
         finally:
             graph.capture_end()
-        return graph.replay
+
+    def trip(self, ends: TripEnds, graph: Graph, answers: torch.Tensor) -> Trip:
+        """What `run_trip` takes.
+
+        Args:
+            ends: Of the slot.
+            graph: Of `capture_graph`: from the rows to the answers.
+            answers: Rows on the device.
+        """
+        return Trip(
+            upload=ends.upload,
+            x=ends.x.data_ptr(),
+            h2d=self.h2d.cuda_stream,
+            begin=ends.begin.cuda_event,
+            arrived=ends.arrived.cuda_event,
+            graph=graph,
+            compute=self.compute.cuda_stream,
+            done=ends.done.cuda_event,
+            download=ends.download,
+            answers=answers.data_ptr(),
+            d2h=self.d2h.cuda_stream,
+            end=ends.end.cuda_event,
+        )
+
+    def run_trip(self, trip: Trip, inputs: bytes, outputs: bytes) -> float:
+        """`send`, a graph and `receive` in one call.
+
+        Args:
+            trip: Of `trip`.
+            inputs: As `transfer.pack_spans` makes them.
+            outputs: Likewise; all are filled when it returns.
+
+        Returns:
+            Seconds of host time after the last copy had ended.
+        """
+        return self._transfer.run_trip(trip, inputs, outputs)
 
     def synchronize(self) -> None:
         """Wait for everything on the device."""

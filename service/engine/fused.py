@@ -2,9 +2,10 @@
 
 Several batches are in flight, each in a slot of its own: while one computes, the next is copied to
 the device and the last one back. Small batches are one CUDA graph each, copies included, and need
-no thread to wait for them; larger ones go call by call on three streams. In the steady state
-nothing is allocated. Rows are computed in the resident dtype: gated is rounded to it once (twice by
-Kernel-1), the answer once more.
+no thread to wait for them; larger ones go by three streams, in one call while a graph of their
+kernels is worth having, else call by call. In the steady state nothing is allocated. Rows are
+computed in the resident dtype: gated is rounded to it once (twice by Kernel-1), the answer once
+more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from service.engine.base import (
     Output,
     Segment,
 )
-from service.engine.buckets import GRAPH_BYTES, find_bucket, plan_buckets
+from service.engine.buckets import GRAPH_BYTES, find_bucket, plan_buckets, plan_trips
 from service.engine.cuda_device import CudaDevice
 from service.engine.device_memory import DeviceMemories
 from service.engine.dispatch import KERNEL1, KERNEL2
@@ -41,7 +42,13 @@ from service.engine.passage import DOWN, Passage
 from service.engine.peaks import peak_flops
 from service.engine.slot import Product, Slot
 from service.engine.spans import Spans
-from service.engine.warm_up import capture, load_kernels, measure_graphs, prepare_threads
+from service.engine.warm_up import (
+    capture,
+    capture_trips,
+    load_kernels,
+    measure_graphs,
+    prepare_threads,
+)
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
 
@@ -83,6 +90,7 @@ class FusedEngine:
         self._memory = HostMemory(device)
         self._shared = DeviceMemories(device)
         self._buckets: Mapping[Output, tuple[int, ...]] = dict.fromkeys(Output, ())
+        self._trips: Mapping[Output, tuple[int, ...]] = dict.fromkeys(Output, ())
         self._graph_s: Mapping[tuple[Output, int], float] = {}
         self._passage = Passage(device, model, gate_up, down, self._memory)
         accuracy = 4 * torch.finfo(TORCH_DTYPES[model.spec.dtype]).eps
@@ -167,7 +175,10 @@ class FusedEngine:
         with DeviceFaults("warm-up"):
             self._device.enter()
             self._buckets = plan_buckets(self.model, max_batch_tokens, self._count)
-            largest = max((max_batch_tokens, *(b[-1] for b in self._buckets.values() if b)))
+            self._trips = plan_trips(self.model, max_batch_tokens, self._count, self._buckets)
+            plans = (self._buckets, self._trips)
+            sizes = [size for plan in plans for some in plan.values() for size in some]
+            largest = max(max_batch_tokens, *sizes)
             slots = [Slot(self._device, self.model, largest) for _ in range(self._count)]
             weights = self._resident.layers[self.model.layers[0]]
             prepare_threads(self._device, slots, weights, self._threads)
@@ -176,11 +187,13 @@ class FusedEngine:
                 slots[0],
                 self._passage.products,
                 weights,
-                self._buckets,
+                plans,
                 max_batch_tokens,
             )
+            products = self._passage.products
             graphs = sum(
-                capture(self._device, slot, self._passage.products, self._resident, self._buckets)
+                capture(self._device, slot, products, self._resident, self._buckets)
+                + capture_trips(self._device, slot, products, self._resident, self._trips)
                 for slot in slots
             )
             self._graph_s = measure_graphs(self._device, slots[0], self.model.layers[0])
@@ -267,7 +280,10 @@ class FusedEngine:
             return self._passage.run_on_device(slot, batch, tokens)
         bucket = find_bucket(self._buckets[batch.output], tokens)
         if bucket is None:
-            return self._passage.run_large(slot, batch, tokens)
+            trip = find_bucket(self._trips[batch.output], tokens)
+            if trip is None:
+                return self._passage.run_large(slot, batch, tokens)
+            return self._passage.run_trip(slot, batch, trip)
         outputs = self._passage.start_small(slot, batch, bucket)
         host_s = self._passage.finish_small(slot, batch, outputs)
         return self._passage.report_small(slot, batch.output, bucket, host_s)

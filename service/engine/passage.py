@@ -68,6 +68,20 @@ class Passage:
         """What a client sees of a batch."""
         return self._gate_up.choose(tokens).name
 
+    def run_trip(self, slot: Slot, batch: Batch, bucket: int) -> BatchReport:
+        """The whole way in one call.
+
+        Args:
+            slot: Has the trip.
+            batch: Of at most `bucket` rows.
+            bucket: Rows that are computed.
+        """
+        inputs, outputs = self._spans_in(batch), self._spans_out(batch)
+        trip = slot.trips[batch.layer, batch.output, bucket]
+        host_s = self._device.run_trip(trip, inputs.packed, outputs.packed)
+        host_s += convert_outputs(outputs, self._width(batch))
+        return self._report(batch.output, bucket, slot.trip_timers.read(batch.output), host_s)
+
     def run_large(self, slot: Slot, batch: Batch, tokens: int) -> BatchReport:
         """Enqueue call by call on three streams, at the exact size, and wait for the answers."""
         device, timers = self._device, slot.timers

@@ -134,7 +134,10 @@ class Buffer:
 
 
 def _read_to_gpu(pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
-    stream = torch.cuda.Stream(pieces[0].target.device)  # type: ignore[no-untyped-call]
+    device = pieces[0].target.device
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Whoever made the targets may have enqueued something that still writes to their memory.
+    stream.wait_stream(torch.cuda.current_stream(device))
     # While one for each thread is filled, as many are copied.
     buffers = [Buffer(stream) for _ in range(min(2 * THREADS, len(pieces)))]
     turns = cycle(buffers)

@@ -9,9 +9,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from service.engine.base import ModelSpec, Output
-from service.engine.cuda_device import CudaDevice
+from service.engine.cuda_device import CudaDevice, TripEnds
 from service.engine.host_memory import Pieces
 from service.engine.weights import TORCH_DTYPES, ResidentLayer
+from service.kernels.transfer import Graph, Trip
 
 
 class Product(Protocol):
@@ -58,16 +59,19 @@ class Timers:
         end: Behind the last copy; never in a graph.
     """
 
-    def __init__(self, device: CudaDevice, *, in_graph: bool) -> None:
-        self.begin, self.started, self.gated, self.computed = (
-            device.timer(in_graph=in_graph) for _ in range(4)
+    def __init__(
+        self, device: CudaDevice, *, kernels_in_graph: bool = False, copies_in_graph: bool = False
+    ) -> None:
+        self.started, self.gated, self.computed = (
+            device.timer(in_graph=kernels_in_graph) for _ in range(3)
         )
+        self.begin = device.timer(in_graph=copies_in_graph)
         # In a graph, rows have arrived when the kernels start, and down begins where gate/up ends;
         # launched by itself, a kernel may come late.
-        self.arrived = self.started if in_graph else device.timer()
-        self.down_started = self.gated if in_graph else device.timer()
+        self.arrived = self.started if copies_in_graph else device.timer()
+        self.down_started = self.gated if kernels_in_graph else device.timer()
         self.end = device.timer()
-        self.note = device.record_beside if in_graph else device.record
+        self.note = device.record_beside if kernels_in_graph else device.record
 
     def read(self, output: Output) -> Seconds:
         """What the last batch took, once it is over."""
@@ -102,6 +106,7 @@ class Slot:
         upload: What inputs pass through that are not copied from where they are.
         download: The same for answers.
         graphs: Launches of whole small batches, by layer, output and bucket.
+        trips: Larger ones, of which a graph holds the kernels alone, likewise.
     """
 
     def __init__(self, device: CudaDevice, model: ModelSpec, capacity: int) -> None:
@@ -114,10 +119,12 @@ class Slot:
         self.upload = Pieces(device, model, ())
         self.download = Pieces(device, model, tuple(Output))
         self._device = device
-        self.timers = Timers(device, in_graph=False)
-        self.graph_timers = Timers(device, in_graph=True)
+        self.timers = Timers(device)
+        self.graph_timers = Timers(device, kernels_in_graph=True, copies_in_graph=True)
+        self.trip_timers = Timers(device, kernels_in_graph=True)
         self.done = device.event()
         self.graphs: dict[tuple[int, Output, int], Callable[[], None]] = {}
+        self.trips: dict[tuple[int, Output, int], Trip] = {}
 
     def result(self, output: Output, tokens: int) -> torch.Tensor:
         """The device rows that the answers are copied from."""
@@ -155,3 +162,24 @@ class Slot:
         self.compute(products, weights, output, tokens, timers)
         self.download.rows(tokens, result.shape[1]).copy_(result, non_blocking=True)
         self._device.join()
+
+    def enqueue_kernels(
+        self, products: Products, weights: ResidentLayer, output: Output, tokens: int
+    ) -> None:
+        """Enqueue what the graph of a trip captures."""
+        self.compute(products, weights, output, tokens, self.trip_timers)
+        self._device.join()
+
+    def trip(self, graph: Graph, output: Output) -> Trip:
+        """A trip through such a graph."""
+        timers = self.trip_timers
+        ends = TripEnds(
+            upload=self.upload.staging,
+            x=self.x,
+            begin=timers.begin,
+            arrived=timers.arrived,
+            done=self.done,
+            download=self.download.staging,
+            end=timers.end,
+        )
+        return self._device.trip(ends, graph, self.result(output, self.capacity))

@@ -53,11 +53,12 @@ def load_kernels(  # noqa: PLR0917 - the order of the others here
     slot: Slot,
     products: Products,
     weights: ResidentLayer,
-    buckets: Mapping[Output, Sequence[int]],
+    plans: Sequence[Mapping[Output, Sequence[int]]],
     max_batch_tokens: int,
 ) -> None:
     """Run every size class once: CUDA loads a kernel at its first use, which a capture forbids."""
-    sizes = {bucket for some in buckets.values() for bucket in some} | {max_batch_tokens}
+    sizes = {size for plan in plans for some in plan.values() for size in some}
+    sizes.add(max_batch_tokens)
     size = 1
     while size < max_batch_tokens:
         sizes |= {size, min(size + size // 2, max_batch_tokens)}
@@ -83,6 +84,23 @@ def capture(
                 enqueue = partial(slot.enqueue_small, products, weights, output, size)
                 slot.graphs[layer, output, size] = device.capture(enqueue)
     return len(slot.graphs)
+
+
+def capture_trips(
+    device: CudaDevice,
+    slot: Slot,
+    products: Products,
+    model: ResidentModel,
+    trips: Mapping[Output, Sequence[int]],
+) -> int:
+    """The same for trips."""
+    for layer, weights in model.layers.items():
+        for output, sizes in trips.items():
+            for size in sizes:
+                enqueue = partial(slot.enqueue_kernels, products, weights, output, size)
+                graph = device.capture_graph(enqueue)
+                slot.trips[layer, output, size] = slot.trip(graph, output)
+    return len(slot.trips)
 
 
 def measure_graphs(

@@ -1,7 +1,8 @@
 """csrc/include/swiglu/transfer.h for Python: a batch's rows to and from the device.
 
 Every call releases the interpreter's lock once and takes it back once, however many requests the
-batch has; copied one by one, each would be a chance for another thread to keep it.
+batch has; copied one by one, each would be a chance for another thread to keep it. A `Trip` is a
+whole batch in one call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from service.kernels.library import Library, bind
 _SPAN_BYTES = 16
 # SWIGLU_DIRECT_BYTES: what is as long and page-locked is copied from and to where it is.
 DIRECT_BYTES = 64 << 10
+
+# swiglu_trip_t.
+_TRIP = Struct("@12P")
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _SECONDS = ctypes.POINTER(ctypes.c_double)
@@ -35,6 +39,15 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "swiglu_receive": (
         ctypes.c_int,
         (_POINTER, _POINTER, ctypes.c_char_p, _COUNT, *(_POINTER,) * 3, _SECONDS),
+    ),
+    "swiglu_graph_create": (
+        ctypes.c_int,
+        (_POINTER, _POINTER, ctypes.POINTER(ctypes.c_void_p)),
+    ),
+    "swiglu_graph_destroy": (None, (_POINTER,)),
+    "swiglu_run_trip": (
+        ctypes.c_int,
+        (*(ctypes.c_char_p, ctypes.c_char_p, _COUNT, ctypes.c_char_p, _COUNT), _SECONDS),
     ),
     "swiglu_spin": (ctypes.c_int, (_POINTER, ctypes.c_double, ctypes.POINTER(ctypes.c_int32))),
     "swiglu_gather": (ctypes.c_int, (ctypes.c_char_p, _COUNT, _POINTER)),
@@ -76,6 +89,87 @@ class Staging:
         handle = getattr(self, "handle", None)
         if handle is not None:
             self._destroy(handle)
+
+
+class Graph:
+    """A captured graph, ready to be launched.
+
+    Attributes:
+        handle: What launches take.
+    """
+
+    __slots__ = ("_captured", "_destroy", "handle")
+
+    def __init__(self, library: Library, captured: int, stream: int, owner: object) -> None:
+        """Make it on the current device.
+
+        Args:
+            library: Which has the functions.
+            captured: A cudaGraph_t.
+            stream: Uploads it.
+            owner: Kept alive, as it may own memory that the kernels use.
+
+        Raises:
+            KernelError: the CUDA runtime refused.
+        """
+        self._destroy = library.functions.swiglu_graph_destroy
+        self._captured = owner
+        made = ctypes.c_void_p()
+        library.check(library.functions.swiglu_graph_create(captured, stream, ctypes.byref(made)))
+        self.handle = made.value
+
+    def __del__(self) -> None:
+        """Let go of it."""
+        handle = getattr(self, "handle", None)
+        if handle is not None:
+            self._destroy(handle)
+
+
+class Trip:
+    """All but the spans of one kind of batch in one set of buffers: swiglu_trip_t.
+
+    Attributes:
+        packed: The struct.
+    """
+
+    __slots__ = ("_kept", "packed")
+
+    def __init__(
+        self,
+        *,
+        upload: Staging,
+        x: int,
+        h2d: int,
+        begin: int,
+        arrived: int,
+        graph: Graph,
+        compute: int,
+        done: int,
+        download: Staging,
+        answers: int,
+        d2h: int,
+        end: int,
+    ) -> None:
+        """Pack it.
+
+        Args:
+            upload: For `send`.
+            x: Address on the device, as the stream and events that follow of CUDA's own handles.
+            h2d: Stream.
+            begin: Event.
+            arrived: Event.
+            graph: The kernels, launched behind `arrived`.
+            compute: Stream.
+            done: Event, recorded behind the graph.
+            download: For `receive`.
+            answers: Address on the device.
+            d2h: Stream.
+            end: Event.
+        """
+        self._kept = (upload, graph, download)
+        first = (upload.handle, x, h2d, begin, arrived)
+        second = (graph.handle, compute, done)
+        self.packed = _TRIP.pack(*first, *second, download.handle, answers, d2h, end)
 
 
 class Turn:
@@ -164,6 +258,37 @@ class Transfer:
         host_s = ctypes.c_double()
         status = self._functions.swiglu_receive(
             staging.handle, device, spans, count, stream, after, end, host_s
+        )
+        if status:
+            self.library.check(status)
+        return host_s.value
+
+    def graph(self, captured: int, stream: int, owner: object) -> Graph:
+        """A captured graph made ready; see `Graph`."""
+        return Graph(self.library, captured, stream, owner)
+
+    def run_trip(self, trip: Trip, inputs: bytes, outputs: bytes) -> float:
+        """A whole batch: to the device, through a graph, and back.
+
+        Args:
+            trip: Nobody else may use any of it meanwhile.
+            inputs: Spans of `pack_spans`.
+            outputs: Likewise.
+
+        Returns:
+            Seconds of host time after the last copy had ended.
+
+        Raises:
+            KernelError: the CUDA runtime refused; some copies may be under way.
+        """
+        host_s = ctypes.c_double()
+        status = self._functions.swiglu_run_trip(
+            trip.packed,
+            inputs,
+            len(inputs) // _SPAN_BYTES,
+            outputs,
+            len(outputs) // _SPAN_BYTES,
+            host_s,
         )
         if status:
             self.library.check(status)

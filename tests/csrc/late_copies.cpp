@@ -1,5 +1,6 @@
 // A device for transfer.h that does everything as late as it may: copies happen when somebody waits
 // for an event behind them. Whoever reads, fills or empties memory too early gets the wrong bytes.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -9,7 +10,7 @@
 namespace {
 
 struct Operation {
-  void* target;  // null for a record
+  void* target;  // null for a record, a graph's own address for its launch
   void const* source;
   int64_t bytes;
   intptr_t event;
@@ -23,6 +24,15 @@ int64_t locked_bytes = 0;
 bool refuses = false;
 int64_t questions = 0;
 int64_t answers_yes_from = 0;
+bool refuses_graphs = false;
+int64_t graphs_destroyed = 0;
+
+// What a test's captured graph is: from `x` to `answers`, which is `bytes` long, in reverse.
+struct Reversal {
+  char const* x;
+  char* answers;
+  int64_t bytes;
+};
 
 void run_until(intptr_t event) {
   size_t last = 0;
@@ -31,7 +41,10 @@ void run_until(intptr_t event) {
   }
   for (; last > 0; --last, pending.pop_front()) {
     Operation const& first = pending.front();
-    if (first.target != nullptr) {
+    if (first.target != nullptr && first.source == nullptr) {
+      auto const& reversal = *static_cast<Reversal const*>(first.target);
+      std::reverse_copy(reversal.x, reversal.x + reversal.bytes, reversal.answers);
+    } else if (first.target != nullptr) {
       std::memcpy(first.target, first.source, static_cast<size_t>(first.bytes));
     }
   }
@@ -73,6 +86,17 @@ Error copy_to_device(void* device, void const* host, int64_t bytes, void*) {
 Error copy_to_host(void* host, void const* device, int64_t bytes, void*) {
   return enqueue(host, device, bytes);
 }
+Error make_graph(void* captured, void*, void** graph) {
+  *graph = captured;
+  return {};
+}
+void destroy_graph(void*) { ++graphs_destroyed; }
+// A "graph" reverses the bytes between two addresses.
+Error launch_graph(void* graph, void*) {
+  if (refuses_graphs) return {SWIGLU_CUDA_ERROR, "cudaGraphLaunch: CUDA error: refused"};
+  pending.push_back({graph, nullptr, 0, 0});
+  return {};
+}
 bool is_page_locked(void const* host) {
   auto const* address = static_cast<char const*>(host);
   return locked != nullptr && address >= locked && address < locked + locked_bytes;
@@ -89,6 +113,9 @@ SWIGLU_API void swiglu_test_lock(void const* host, int64_t bytes) {
 }
 // From now on every copy is refused, or none.
 SWIGLU_API void swiglu_test_refuse(int32_t all) { refuses = all != 0; }
+// From now on every launch of a graph is refused, or none.
+SWIGLU_API void swiglu_test_refuse_graphs(int32_t all) { refuses_graphs = all != 0; }
+SWIGLU_API int64_t swiglu_test_graphs_destroyed(void) { return graphs_destroyed; }
 // Copies across the bus since the last call.
 SWIGLU_API int64_t swiglu_test_copies(void) {
   int64_t const made = copies;

@@ -7,12 +7,13 @@ import torch
 
 from service.engine import host_memory
 from tests.engine.batches import make_model
-from tests.engine.fused_engines import LARGEST_GRAPH, MAX_TOKENS, Made
+from tests.engine.fused_engines import LARGEST_GRAPH, LARGEST_TRIP, MAX_TOKENS, Made
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("service.engine.buckets.GRAPH_BYTES", LARGEST_GRAPH * 48 * 2)
+    monkeypatch.setattr("service.engine.buckets.TRIP_BYTES", LARGEST_TRIP * 48 * 2)
     monkeypatch.setattr(host_memory, "PIECE_BYTES", LARGEST_GRAPH * 48 * 2)
 
     def made(*, slots: int = 2, dtype: torch.dtype = torch.bfloat16) -> Made:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.engine.base import ModelSpec
+from service.engine.cuda_device import TripEnds
 from service.engine.gate_up import ChosenKernel
 from service.kernels import reference
 from service.kernels.errors import CudaError
@@ -227,6 +228,27 @@ class FakeDevice:
             enqueue()
 
         return replay
+
+    def capture_graph(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        return self.capture(enqueue)
+
+    def trip(
+        self, ends: TripEnds, graph: Callable[[], None], answers: torch.Tensor
+    ) -> tuple[TripEnds, Callable[[], None], torch.Tensor]:
+        return ends, graph, answers
+
+    def run_trip(
+        self,
+        trip: tuple[TripEnds, Callable[[], None], torch.Tensor],
+        inputs: bytes,
+        outputs: bytes,
+    ) -> float:
+        ends, graph, answers = trip
+        self.send(None, inputs, ends.x, ends.begin, ends.arrived)
+        self.compute.wait_event(ends.arrived)
+        graph()
+        self.record(ends.done)
+        return self.receive(None, answers, outputs, ends.done, ends.end)
 
     def synchronize(self) -> None:
         self.log.append(Operation("host", "wait"))

@@ -14,6 +14,8 @@ from tests.engine.fake_device import FakeDevice, FakeDown, FakeGateUp
 HIDDEN = 32
 # Above it there is no graph: GRAPH_BYTES are patched to hold 16 rows of 48 bf16 elements.
 LARGEST_GRAPH = 16
+# And above it no graph of the kernels alone.
+LARGEST_TRIP = 32
 MAX_TOKENS = 200
 
 

@@ -7,7 +7,14 @@ from itertools import pairwise
 import pytest
 
 from service.engine.base import DType, ModelSpec, Output
-from service.engine.buckets import GRAPH_BYTES, MAX_GRAPHS, find_bucket, plan_buckets
+from service.engine.buckets import (
+    GRAPH_BYTES,
+    MAX_GRAPHS,
+    TRIP_BYTES,
+    find_bucket,
+    plan_buckets,
+    plan_trips,
+)
 from service.engine.fused import SLOTS
 from service.engine.presets import PRESETS
 
@@ -40,6 +47,40 @@ def test_graphs_of_a_whole_model_are_few_and_their_copies_short(name: str, slots
 def test_sizes_of_the_smallest_model() -> None:
     plan = plan_buckets(model("qwen2.5-0.5b", 1), 8192, 3)
     assert plan == {Output.MLP: (1, 2, 4, 8, 16, 32, 64, 128), Output.GATED: (1, 2, 4, 8, 16)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("slots", [1, SLOTS])
+def test_trips_of_a_whole_model_are_few_and_go_on_where_graphs_end(name: str, slots: int) -> None:
+    spec = model(name)
+    small = plan_buckets(spec, 8192, slots)
+    plan = plan_trips(spec, 8192, slots, small)
+    assert 0 < sum(map(len, plan.values())) * len(spec.layers) * slots <= MAX_GRAPHS
+    for output, sizes in plan.items():
+        row_bytes = 2 * max(spec.hidden_size, spec.width(output))
+        assert TRIP_BYTES // 2 < sizes[-1] * row_bytes <= TRIP_BYTES
+        for before, after in pairwise((small[output][-1], *sizes)):
+            # No more than a kernel's tile, or than there are rows.
+            assert before < after <= max(2 * before, before + 256)
+
+
+def test_trips_of_known_models() -> None:
+    one = model("qwen2.5-0.5b", 1)
+    plan = plan_trips(one, 8192, 4, plan_buckets(one, 8192, 4))
+    assert plan[Output.MLP] == tuple(range(256, 2305, 128))
+    assert plan[Output.GATED] == (32, 64, 128, 256, 384)
+    seven = model("qwen2.5-7b", 1)
+    plan = plan_trips(seven, 8192, 4, plan_buckets(seven, 8192, 4))
+    assert plan[Output.MLP] == (64, 128, 256, 384, 512)
+
+
+def test_trips_end_with_the_largest_batch() -> None:
+    one = model("qwen2.5-0.5b", 1)
+    for most, sizes in ((128, ()), (129, (256,)), (300, (256, 384))):
+        assert plan_trips(one, most, 4, plan_buckets(one, most, 4))[Output.MLP] == sizes
+    many = model("qwen2.5-0.5b", 500)
+    none = {Output.MLP: (), Output.GATED: ()}
+    assert plan_trips(many, 8192, 4, plan_buckets(many, 8192, 4)) == none
 
 
 def test_no_bucket_is_twice_the_largest_batch() -> None:

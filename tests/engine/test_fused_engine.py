@@ -14,10 +14,11 @@ from service.engine.fused import SLOTS
 from service.errors import EngineDead, EngineError
 from service.kernels.transfer import DIRECT_BYTES
 from tests.engine.batches import make_batch, make_model
-from tests.engine.fake_device import FakeEvent, FakeStream
+from tests.engine.fake_device import FakeEvent, FakeStream, Operation
 from tests.engine.fused_engines import (
     HIDDEN,
     LARGEST_GRAPH,
+    LARGEST_TRIP,
     MAX_TOKENS,
     Made,
     assert_right,
@@ -48,7 +49,7 @@ def test_each_segment_gets_its_own_rows(
     batch = make_batch(made.engine.model, inputs, layer=layer, output=output)
     made.engine.run(batch)
     assert_right(made.model, inputs, batch)
-    assert made.device.replays == (sum(counts) <= LARGEST_GRAPH)
+    assert made.device.replays == (sum(counts) <= LARGEST_TRIP)
 
 
 def test_an_answer_may_have_another_type_than_its_input(make) -> None:
@@ -76,14 +77,29 @@ def test_rows_of_padding_are_computed_and_never_seen(make) -> None:
     assert_right(made.model, [draw(9)], batch)
 
 
+def test_a_batch_of_a_trip_is_padded_to_it(make) -> None:
+    made = make(slots=1)
+    poison = make_batch(made.engine.model, [torch.full((LARGEST_TRIP, HIDDEN), torch.inf)])
+    made.engine.run(poison)
+    for tokens in (LARGEST_GRAPH + 1, LARGEST_TRIP):
+        batch = make_batch(made.engine.model, [draw(tokens)], layer=3)
+        report = made.engine.run(batch)
+        assert report.kernel == f"kernel2/for_{LARGEST_TRIP}"
+        assert_right(made.model, [draw(tokens)], batch)
+    assert made.gate_up.sizes == [LARGEST_TRIP] * 3
+    assert made.device.replays == 3
+
+
 def test_large_batches_run_at_their_exact_size(make) -> None:
     made = make()
-    for tokens in (17, 131, 200):
+    for tokens in (33, 131, 200):
         made.engine.run(make_batch(made.engine.model, [draw(tokens)]))
-    assert made.gate_up.sizes == [17, 131, 200]
+    assert made.gate_up.sizes == [33, 131, 200]
 
 
-@pytest.mark.parametrize(("tokens", "kernel"), [(3, "kernel2/for_4"), (100, "kernel2/for_100")])
+@pytest.mark.parametrize(
+    ("tokens", "kernel"), [(3, "kernel2/for_4"), (20, "kernel2/for_32"), (100, "kernel2/for_100")]
+)
 def test_a_report_says_what_ran_and_for_how_long(make, tokens: int, kernel: str) -> None:
     engine = make().engine
     report = engine.run(make_batch(engine.model, [draw(tokens)]))
@@ -104,8 +120,9 @@ def test_gated_has_no_down(make) -> None:
 
 def test_warm_up_captures_every_graph_and_leaves_every_thread_a_handle(make) -> None:
     made = make(slots=SLOTS)
-    # 1, 2, 4, 8, 16 for the MLP, and for gated as well, whose rows are the wider ones.
-    assert made.device.captures == SLOTS * (5 + 5) * len(made.model.layers)
+    # 1, 2, 4, 8, 16 for the MLP, and for gated as well, whose rows are the wider ones; and 32 by a
+    # trip.
+    assert made.device.captures == SLOTS * (6 + 6) * len(made.model.layers)
     assert len(made.device.entered) == 1 + SLOTS
 
 
@@ -240,16 +257,18 @@ def test_it_pins_what_a_client_shares(make) -> None:
     assert not made.engine.pin(memory)
 
 
-def test_from_direct_bytes_on_rows_are_in_no_graph(make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_direct_bytes_on_rows_are_copied_by_the_device(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The CPU fills a graph's piece; a truncated mapping would end whoever reads it."""
     monkeypatch.setattr("service.engine.fused.GRAPH_BYTES", LARGEST_GRAPH * 48 * 2)
     made = make()
     rows = -(-made.engine.direct_bytes // (2 * HIDDEN))
-    before = made.device.replays
-    for count, replays in ((rows, 0), (LARGEST_GRAPH, 1)):
+    for count, by_itself in ((rows, True), (LARGEST_GRAPH, False)):
         batch = make_batch(made.engine.model, [draw(count)])
-        made.engine.run(batch)
-        assert made.device.replays - before == replays
+        with made.device.watched():
+            made.engine.run(batch)
+        assert (Operation("h2d", "copy") in made.device.log) is by_itself
         assert_right(made.model, [draw(count)], batch)
 
 

@@ -188,25 +188,27 @@ def test_batches_from_many_threads_overlap_and_get_their_own_answers(engine: Fus
         assert_right(engine, inputs, batch)
 
 
-def test_a_replayed_graph_gives_the_bits_of_the_calls_it_holds(engine: FusedEngine) -> None:
-    buckets = engine._buckets
+def test_a_replayed_graph_gives_the_bits_of_the_calls_it_holds(
+    engine: FusedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for output in Output:
-        assert buckets[output]
-        for bucket in buckets[output]:
+        sizes = (*engine._buckets[output], *engine._trips[output])
+        assert sizes[-1] > 256
+        for size in sizes:
             batches = [
-                make_batch(engine.model, [draw(bucket)], layer=3, output=output) for _ in range(2)
+                make_batch(engine.model, [draw(size)], layer=3, output=output) for _ in range(2)
             ]
             engine.run(batches[0])
-            engine._buckets = dict.fromkeys(Output, ())
-            try:
+            with monkeypatch.context() as patch:
+                for graphs in ("_buckets", "_trips"):
+                    patch.setattr(engine, graphs, dict.fromkeys(Output, ()))
                 engine.run(batches[1])
-            finally:
-                engine._buckets = buckets
             assert torch.equal(*(answers(batch)[0] for batch in batches))
 
 
-def test_padding_changes_no_bit_of_the_rows_before_it(engine: FusedEngine) -> None:
-    bucket = engine._buckets[Output.MLP][-1]
+@pytest.mark.parametrize("graphs", ["_buckets", "_trips"])
+def test_padding_changes_no_bit_of_the_rows_before_it(engine: FusedEngine, graphs: str) -> None:
+    bucket = getattr(engine, graphs)[Output.MLP][-1]
     poison = make_batch(engine.model, [torch.full((bucket, HIDDEN), torch.inf)])
     whole = make_batch(engine.model, [draw(bucket)])
     engine.run(whole)
@@ -269,9 +271,9 @@ def test_a_batch_that_runs_out_of_memory_fails_alone(engine: FusedEngine, monkey
             x.new_empty(1 << 40)
 
         patch.setattr(engine._passage.products.gate_up, "run", hog)
-        with pytest.raises(EngineError, match=r"^batch of 500 tokens: out of device memory$"):
-            engine.run(make_batch(engine.model, [draw(500)]))
-    for tokens in (3, 500):
+        with pytest.raises(EngineError, match=r"^batch of 4096 tokens: out of device memory$"):
+            engine.run(make_batch(engine.model, [draw(4096)]))
+    for tokens in (3, 500, 4096):
         batch = make_batch(engine.model, [draw(tokens)])
         engine.run(batch)
         assert_right(engine, [draw(tokens)], batch)

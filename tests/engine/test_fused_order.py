@@ -49,7 +49,7 @@ def the_slot(made: Made) -> Slot:
 
 
 @pytest.mark.parametrize("output", Output)
-@pytest.mark.parametrize("tokens", [17, 40, 200])
+@pytest.mark.parametrize("tokens", [33, 40, 200])
 def test_streams_of_a_large_batch_wait_for_each_other(make, output: Output, tokens: int) -> None:
     made = make(slots=1)
     slot = the_slot(made)
@@ -79,6 +79,35 @@ def test_streams_of_a_large_batch_wait_for_each_other(make, output: Output, toke
         Operation("host", "empty"),
     )
     assert {one.where for one in log if one.what == "copy"} == {"h2d", "d2h"}
+
+
+@pytest.mark.parametrize("output", Output)
+def test_streams_of_a_trip_wait_for_each_other(make, output: Output) -> None:
+    made = make(slots=1)
+    slot = the_slot(made)
+    batch = make_batch(made.engine.model, [draw(20), draw(7)], output=output)
+    log = watch(made, batch)
+    timers = slot.trip_timers
+    assert_order(
+        log,
+        Operation("h2d", "record", timers.begin),
+        Operation("h2d", "copy"),
+        Operation("h2d", "record", timers.arrived),
+        Operation("compute", "wait", timers.arrived),
+        Operation("compute", "replay"),
+        Operation("beside", "record", timers.started),
+        Operation("compute", "gate/up"),
+        Operation("beside", "record", timers.gated),
+        *([Operation("compute", "down")] if output is Output.MLP else []),
+        *([Operation("beside", "record", timers.computed)] if output is Output.MLP else []),
+        Operation("compute", "join"),
+        Operation("compute", "record", slot.done),
+        Operation("d2h", "wait", slot.done),
+        Operation("d2h", "copy"),
+        Operation("d2h", "record", timers.end),
+        Operation("host", "wait", timers.end),
+        Operation("host", "empty"),
+    )
 
 
 @pytest.mark.parametrize("output", Output)

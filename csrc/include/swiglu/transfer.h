@@ -73,6 +73,40 @@ SWIGLU_API swiglu_status_t swiglu_receive(swiglu_staging_t* staging, void const*
                                           void* after, void* end, double* host_s);
 
 /*
+ * Makes a captured cudaGraph_t ready to be launched on the current device, and has `stream` upload
+ * it there. The captured one may go afterwards.
+ */
+SWIGLU_API swiglu_status_t swiglu_graph_create(void* captured, void* stream, void** graph);
+
+/* No launch of it may be under way. NULL is fine. */
+SWIGLU_API void swiglu_graph_destroy(void* graph);
+
+/* All but the spans of one kind of batch in one set of buffers. Anything else stays the same. */
+typedef struct swiglu_trip {
+  swiglu_staging_t* upload;
+  void* x;      /* device: where the rows go */
+  void* h2d;    /* stream */
+  void* begin;  /* events, as in swiglu_send */
+  void* arrived;
+  void* graph;  /* of swiglu_graph_create: the kernels */
+  void* compute; /* stream */
+  void* done;   /* event: recorded behind the graph */
+  swiglu_staging_t* download;
+  void const* answers; /* device: where the kernels leave them */
+  void* d2h;           /* stream */
+  void* end;           /* event, as in swiglu_receive */
+} swiglu_trip_t;
+
+/*
+ * swiglu_send, the graph behind `arrived`, swiglu_receive behind `done`: a whole batch in one call.
+ * An interpreter gives its lock away and takes it back once, where each call of its own could find
+ * it taken by another thread.
+ */
+SWIGLU_API swiglu_status_t swiglu_run_trip(swiglu_trip_t const* trip, swiglu_span_t const* inputs,
+                                           int64_t num_inputs, swiglu_span_t const* outputs,
+                                           int64_t num_outputs, double* host_s);
+
+/*
  * Asks again and again whether the event has passed, for so many seconds at most; `passed` becomes 1
  * or 0. An error of the device ends the wait as well: whoever reads what is behind the event hears
  * of it.

@@ -61,4 +61,24 @@ bool is_page_locked(void const* host) {
          attributes.type == cudaMemoryTypeHost;
 }
 
+Error make_graph(void* captured, void* stream, void** graph) {
+  cudaGraphExec_t made = nullptr;
+  // Or its first launch would take as long as many.
+  cudaGraphInstantiateParams params{};
+  params.flags = cudaGraphInstantiateFlagUpload;
+  params.uploadStream = as_stream(stream);
+  Error error = check(
+      "cudaGraphInstantiateWithParams",
+      cudaGraphInstantiateWithParams(&made, static_cast<cudaGraph_t>(captured), &params));
+  *graph = made;
+  return error;
+}
+
+void destroy_graph(void* graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
+Error launch_graph(void* graph, void* stream) {
+  return check("cudaGraphLaunch",
+               cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream)));
+}
+
 }  // namespace swiglu

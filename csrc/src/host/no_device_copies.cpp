@@ -20,5 +20,8 @@ Error stream_waits_for(void*, void*) { return no_device(); }
 Error copy_to_device(void*, void const*, int64_t, void*) { return no_device(); }
 Error copy_to_host(void*, void const*, int64_t, void*) { return no_device(); }
 bool is_page_locked(void const*) { return false; }
+Error make_graph(void*, void*, void**) { return no_device(); }
+void destroy_graph(void*) {}
+Error launch_graph(void*, void*) { return no_device(); }
 
 }  // namespace swiglu

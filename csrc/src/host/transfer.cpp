@@ -219,6 +219,13 @@ Error receive(swiglu_staging_t& staging, void const* device, swiglu_span_t const
   return {};
 }
 
+Error launch(swiglu_trip_t const& trip) {
+  Turn const turn;
+  if (Error error = stream_waits_for(trip.compute, trip.arrived)) return error;
+  if (Error error = launch_graph(trip.graph, trip.compute)) return error;
+  return record_event(trip.done, trip.compute);
+}
+
 Error check_spans(swiglu_span_t const* spans, int64_t count) {
   if (spans == nullptr) return null_argument("spans");
   if (count < 1) {
@@ -254,6 +261,23 @@ Error create(void* pinned, int64_t piece_bytes, int32_t count, swiglu_staging_t*
   return {};
 }
 
+Error run_trip(swiglu_trip_t const& trip, swiglu_span_t const* inputs, int64_t num_inputs,
+               swiglu_span_t const* outputs, int64_t num_outputs, double* host_s) {
+  if (trip.upload == nullptr) return null_argument("upload");
+  if (trip.download == nullptr) return null_argument("download");
+  if (trip.graph == nullptr) return null_argument("graph");
+  // Before anything is enqueued.
+  if (Error error = check_spans(inputs, num_inputs)) return error;
+  if (Error error = check_spans(outputs, num_outputs)) return error;
+  if (Error error = send(*trip.upload, inputs, num_inputs, trip.x, trip.h2d, trip.begin,
+                         trip.arrived)) {
+    return error;
+  }
+  if (Error error = launch(trip)) return error;
+  return receive(*trip.download, trip.answers, outputs, num_outputs, trip.d2h, trip.done, trip.end,
+                 host_s);
+}
+
 }  // namespace
 }  // namespace swiglu
 
@@ -286,6 +310,27 @@ swiglu_status_t swiglu_receive(swiglu_staging_t* staging, void const* device,
     if (staging == nullptr) return swiglu::null_argument("staging");
     if (swiglu::Error error = swiglu::check_spans(spans, count)) return error;
     return swiglu::receive(*staging, device, spans, count, stream, after, end, host_s);
+  });
+}
+
+swiglu_status_t swiglu_graph_create(void* captured, void* stream, void** graph) {
+  return swiglu::guarded([&]() -> swiglu::Error {
+    if (captured == nullptr) return swiglu::null_argument("captured");
+    if (graph == nullptr) return swiglu::null_argument("graph");
+    return swiglu::make_graph(captured, stream, graph);
+  });
+}
+
+void swiglu_graph_destroy(void* graph) {
+  if (graph != nullptr) swiglu::destroy_graph(graph);
+}
+
+swiglu_status_t swiglu_run_trip(swiglu_trip_t const* trip, swiglu_span_t const* inputs,
+                                int64_t num_inputs, swiglu_span_t const* outputs,
+                                int64_t num_outputs, double* host_s) {
+  return swiglu::guarded([&]() -> swiglu::Error {
+    if (trip == nullptr) return swiglu::null_argument("trip");
+    return swiglu::run_trip(*trip, inputs, num_inputs, outputs, num_outputs, host_s);
   });
 }
 
