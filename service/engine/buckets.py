@@ -3,8 +3,8 @@
 A graph holds a whole small batch, its two copies included, and is launched by one call instead of
 a dozen. Its copies are on the kernels' stream and as long as the bucket, so such graphs end where a
 copy takes longer than what giving it a stream of its own costs. Of larger batches, up to where the
-calls count for nothing, a graph holds the kernels alone: a trip. The largest are launched call by
-call, at their exact size.
+calls are nothing next to the kernels, a graph holds the kernels alone: a trip. The largest are
+launched call by call, at their exact size.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from service.engine.base import ModelSpec, Output
 
 # One copy of a bucket takes at most some 8 µs of PCIe at this size.
 GRAPH_BYTES = 256 << 10
-# With larger batches the copies take longer than a dozen calls.
-TRIP_BYTES = 4 << 20
-# Kernels compute whole tiles of so many rows anyway.
+# Some 0.4 ms of kernels, in which a dozen calls are made while the batch before computes.
+TRIP_FLOPS = 1 << 38
+# Kernels compute whole tiles of so many rows anyway; trips of more than a few are a quarter apart.
 _TILE = 128
+_PARTS = 4
 # Powers of two pad at most as many rows as there are; kernels pad to 64 rows and more anyway.
 _LARGEST = 256
 # Of each kind. Capturing takes about half a millisecond each, and each keeps some 100 KB of the
@@ -37,9 +38,13 @@ def plan_buckets(
         max_batch_tokens: No batch is larger.
         slots: Batches in flight, each with buffers, hence graphs, of its own.
     """
-    return _bounded(
-        model, slots, {output: _powers(model, output, max_batch_tokens) for output in Output}
-    )
+    plan = {output: _powers(model, output, max_batch_tokens) for output in Output}
+    while sum(map(len, plan.values())) > _most(model, slots):
+        if max(map(len, plan.values())) == 1:
+            return dict.fromkeys(Output, ())
+        # Every second one, from the largest down: more padding, still one launch.
+        plan = {output: buckets[::-1][::2][::-1] for output, buckets in plan.items()}
+    return plan
 
 
 def plan_trips(
@@ -50,28 +55,28 @@ def plan_trips(
 ) -> Mapping[Output, tuple[int, ...]]:
     """The same for graphs of the kernels alone, beyond the sizes that `plan_buckets` found.
 
+    Where there were too many it is the largest that go by calls, which take the least part of their
+    time, and whose padding would take the most.
+
     Args:
         model: As there.
         max_batch_tokens: As there.
         slots: As there.
-        small: What it found.
+        small: What it found; where that is nothing, there are no trips either.
     """
-    return _bounded(
-        model,
-        slots,
-        {output: _tiles(model, output, max_batch_tokens, small[output]) for output in Output},
-    )
+    every = [
+        (output, size)
+        for output in Output
+        for size in _tiles(model, output, max_batch_tokens, small[output])
+    ]
+    every.sort(key=lambda trip: model.flops(*trip))
+    kept = every[: _most(model, slots)]
+    return {output: tuple(size for of, size in kept if of is output) for output in Output}
 
 
-def _bounded(
-    model: ModelSpec, slots: int, plan: dict[Output, tuple[int, ...]]
-) -> Mapping[Output, tuple[int, ...]]:
-    while sum(map(len, plan.values())) * len(model.layers) * slots > MAX_GRAPHS:
-        if max(map(len, plan.values())) <= 1:
-            return dict.fromkeys(Output, ())
-        # Every second one, from the largest down: more padding, still one launch.
-        plan = {output: buckets[::-1][::2][::-1] for output, buckets in plan.items()}
-    return plan
+def _most(model: ModelSpec, slots: int) -> int:
+    """Graphs of one kind that a layer may have in a slot."""
+    return MAX_GRAPHS // (len(model.layers) * slots)
 
 
 def find_bucket(buckets: Sequence[int], tokens: int) -> int | None:
@@ -81,7 +86,7 @@ def find_bucket(buckets: Sequence[int], tokens: int) -> int | None:
 
 
 def _powers(model: ModelSpec, output: Output, max_batch_tokens: int) -> tuple[int, ...]:
-    row_bytes = _row_bytes(model, output)
+    row_bytes = max(model.hidden_size, model.width(output)) * model.dtype.itemsize
     buckets = []
     size = 1
     while size <= _LARGEST and size * row_bytes <= GRAPH_BYTES:
@@ -95,18 +100,14 @@ def _powers(model: ModelSpec, output: Output, max_batch_tokens: int) -> tuple[in
 def _tiles(
     model: ModelSpec, output: Output, max_batch_tokens: int, small: Sequence[int]
 ) -> tuple[int, ...]:
-    """Powers of two up to a tile, then whole tiles."""
-    row_bytes = _row_bytes(model, output)
+    """Powers of two up to a tile, then whole tiles, or quarters of a power of two."""
     buckets: list[int] = []
-    size = small[-1] if small else 1
+    size = small[-1] if small else max_batch_tokens
     while size < max_batch_tokens:
-        size = min(2 * size, size + _TILE - size % _TILE)
-        if size * row_bytes > TRIP_BYTES:
+        power = 1 << (size.bit_length() - 1)
+        step = max(_TILE, power // _PARTS)
+        size = min(2 * size, size + step - size % step)
+        if model.flops(output, size) > TRIP_FLOPS:
             break
         buckets.append(size)
     return tuple(buckets)
-
-
-def _row_bytes(model: ModelSpec, output: Output) -> int:
-    """Of the wider of the two copies."""
-    return max(model.hidden_size, model.width(output)) * model.dtype.itemsize

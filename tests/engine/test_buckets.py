@@ -10,7 +10,7 @@ from service.engine.base import DType, ModelSpec, Output
 from service.engine.buckets import (
     GRAPH_BYTES,
     MAX_GRAPHS,
-    TRIP_BYTES,
+    TRIP_FLOPS,
     find_bucket,
     plan_buckets,
     plan_trips,
@@ -57,21 +57,43 @@ def test_trips_of_a_whole_model_are_few_and_go_on_where_graphs_end(name: str, sl
     plan = plan_trips(spec, 8192, slots, small)
     assert 0 < sum(map(len, plan.values())) * len(spec.layers) * slots <= MAX_GRAPHS
     for output, sizes in plan.items():
-        row_bytes = 2 * max(spec.hidden_size, spec.width(output))
-        assert TRIP_BYTES // 2 < sizes[-1] * row_bytes <= TRIP_BYTES
+        assert spec.flops(output, sizes[-1]) <= TRIP_FLOPS
         for before, after in pairwise((small[output][-1], *sizes)):
-            # No more than a kernel's tile, or than there are rows.
-            assert before < after <= max(2 * before, before + 256)
+            # No more padding than there are rows, than a kernel's tile, or than a quarter.
+            assert before < after <= max(2 * before, before + 128, before * 5 // 4)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_trips_of_one_layer_reach_as_far_as_is_worth_it(name: str) -> None:
+    spec = model(name, 1)
+    for output, sizes in plan_trips(spec, 8192, SLOTS, plan_buckets(spec, 8192, SLOTS)).items():
+        assert sizes[-1] == 8192 or spec.flops(output, 2 * sizes[-1]) > TRIP_FLOPS
+
+
+def test_of_too_many_trips_the_longest_are_left_out() -> None:
+    spec = model("qwen2.5-0.5b")
+    plan = plan_trips(spec, 8192, SLOTS, plan_buckets(spec, 8192, SLOTS))
+    assert sum(map(len, plan.values())) == MAX_GRAPHS // (SLOTS * len(spec.layers)) == 26
+    assert plan[Output.MLP] == (*range(256, 1025, 128), 1280, 1536, 1792, 2048)
+    assert plan[Output.GATED][-1] == 2560
+    flops = [spec.flops(output, size) for output, sizes in plan.items() for size in sizes]
+    assert max(flops) < spec.flops(Output.MLP, 2560)
 
 
 def test_trips_of_known_models() -> None:
     one = model("qwen2.5-0.5b", 1)
     plan = plan_trips(one, 8192, 4, plan_buckets(one, 8192, 4))
-    assert plan[Output.MLP] == tuple(range(256, 2305, 128))
-    assert plan[Output.GATED] == (32, 64, 128, 256, 384)
+    assert plan[Output.MLP] == (
+        *range(256, 1024, 128),
+        *range(1024, 2048, 256),
+        *range(2048, 4096, 512),
+        *range(4096, 8193, 1024),
+    )
+    assert plan[Output.GATED][:5] == (32, 64, 128, 256, 384)
+    assert plan[Output.GATED][-1] == 8192
     seven = model("qwen2.5-7b", 1)
     plan = plan_trips(seven, 8192, 4, plan_buckets(seven, 8192, 4))
-    assert plan[Output.MLP] == (64, 128, 256, 384, 512)
+    assert plan[Output.MLP] == (64, 128, 256, 384, 512, 640)
 
 
 def test_trips_end_with_the_largest_batch() -> None:
