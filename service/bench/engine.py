@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -122,9 +123,27 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
     slug = gpu_slug(str(about["gpu"]))
     options.results.mkdir(parents=True, exist_ok=True)
     path = csv_path(options.results, slug, count)
+    if count > 1:
+        about["one_gpu"] = read_one_gpu(csv_path(options.results, slug, 1))
     _write_rows(path, rows)
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     return [_line(row) for row in rows]
+
+
+def read_one_gpu(path: Path) -> dict[str, object] | None:
+    """What one GPU was last measured at, to be kept with what several are held against it."""
+    if not path.exists():
+        return None
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    about = json.loads(path.with_suffix(".json").read_text())
+    return {
+        "commit": about["commit"],
+        "batches_per_s": {
+            f"{row['model']} {row['requests']} x {row['rows']}": float(row["batches_per_s"])
+            for row in rows
+        },
+    }
 
 
 def make_row(  # noqa: PLR0917 - what was measured, in order

@@ -22,6 +22,7 @@ from service.bench.budget import (
     write_rows,
 )
 from service.bench.budget_plot import draw_budget, plot_budget
+from service.bench.engine import read_one_gpu
 from service.bench.engine_table import more_gpus_table, soak_sentences
 from service.bench.served import Samples, ServedModel, parse_samples
 from service.bench.soak import Window, gpu_bytes, summarise
@@ -248,7 +249,15 @@ def test_the_soak_is_told_in_sentences(tmp_path: Path) -> None:
 def test_several_gpus_are_held_against_one(tmp_path: Path) -> None:
     assert more_gpus_table(tmp_path) == "Not measured yet."
     columns = "model,requests,rows,batches_per_s,busy_share\n"
-    (tmp_path / "h200-engine.csv").write_text(f"{columns}m,1,512,100.0,0.9\nm,4,512,50.0,0.9\n")
+    one = tmp_path / "h200-engine.csv"
+    assert read_one_gpu(one) is None
+    one.write_text(f"{columns}m,1,512,100.0,0.9\nm,4,512,50.0,0.9\n")
+    one.with_suffix(".json").write_text(json.dumps({**WHERE, "commit": "0ldc0de"}))
     (tmp_path / "h200-engine-x2.csv").write_text(f"{columns}m,4,512,95.0,0.875\n")
-    (tmp_path / "h200-engine-x2.json").write_text(json.dumps(WHERE))
-    assert "| m | 4 × 512 | 50.0 | 95.0 | 1.90× | 88 % |" in more_gpus_table(tmp_path)
+    about = {**WHERE, "one_gpu": read_one_gpu(one)}
+    (tmp_path / "h200-engine-x2.json").write_text(json.dumps(about))
+    # One that is measured later changes nothing.
+    one.write_text(f"{columns}m,4,512,500.0,0.9\n")
+    text = more_gpus_table(tmp_path)
+    assert "| m | 4 × 512 | 50.0 | 95.0 | 1.90× | 88 % |" in text
+    assert "One GPU at commit 0ldc0de." in text
