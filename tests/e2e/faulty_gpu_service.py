@@ -10,12 +10,14 @@ import sys
 import torch
 
 from service.config import load_settings
+from service.engine.base import Batch, BatchReport
 from service.engine.create import create_engine
 from service.engine.fused import FusedEngine
+from service.engine.slot import Slot
 from service.log import configure_logging
 from service.server import serve
 
-# Batches of so many rows, which are too many for a graph.
+# Batches of so many rows, which are too many for a graph that holds its copies too.
 HANGS = 777
 BREAKS = 778
 # Hours.
@@ -23,17 +25,17 @@ _CYCLES = 1 << 44
 
 
 def spoil(engine: FusedEngine) -> None:
-    """Put a spinning kernel or a failing assertion before gate/up."""
-    run = engine._passage.products.gate_up.run
+    """Put a spinning kernel or a failing assertion before the kernels of a batch."""
+    run = engine._passage.run_trip
 
-    def spoilt(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        if len(x) == HANGS:
+    def spoilt(slot: Slot, batch: Batch, bucket: int) -> BatchReport:
+        if batch.tokens == HANGS:
             torch.cuda._sleep(_CYCLES)
-        if len(x) == BREAKS:
+        if batch.tokens == BREAKS:
             torch._assert_async(torch.zeros(1, device="cuda"))
-        run(x, weight, out)
+        return run(slot, batch, bucket)
 
-    engine._passage.products.gate_up.run = spoilt  # type: ignore[method-assign]
+    engine._passage.run_trip = spoilt  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
