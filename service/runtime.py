@@ -27,6 +27,7 @@ from service.engine.base import (
 )
 from service.errors import EngineDead, QueueFull, outcomes
 from service.front import InProgress
+from service.heartbeat import keep_beating
 from service.local_regions import LocalRegions
 from service.metrics import Metrics
 from service.nvml import GpuSampler
@@ -43,6 +44,8 @@ _ARENA_KEEP_BYTES = 512 << 20
 _SHARED_MEMORY_SHARE = 0.5
 # For what nobody waits for any more, such as a warm-up or the batch of a client that left.
 _STOP_TIMEOUT_S = 3.0
+# On top of what a batch may take, for whatever else may keep the event loop from running.
+_STUCK_S = 20.0
 
 
 class Runtime:
@@ -249,6 +252,9 @@ class Runtime:
             self.batcher.fail_all(EngineDead(f"warm-up failed: {error}"))
             return
         self.health.serving()
+        if self._hang_timeout_s:
+            limit_s = self._hang_timeout_s + _STUCK_S
+            self._tasks.append(asyncio.create_task(keep_beating(limit_s)))
         logger.info("ready: %s on %s", self.model.name, self.engine.device)
         while interval_s := self.settings.self_test_interval_s:
             await asyncio.sleep(interval_s)

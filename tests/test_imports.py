@@ -39,6 +39,7 @@ RULES = {
     "log": Row(),
     "cgroups": Row(),
     "counts": Row(),
+    "heartbeat": Row(),
     "interruption": Row(),
     "open_files": Row(),
     "process_memory": Row(),
@@ -66,7 +67,7 @@ RULES = {
     ),
     "runtime": Row(
         "front batching shared_requests local_regions shared_memory wire.window nvml engine.base "
-        "config counts errors cgroups process_memory metrics"
+        "config counts errors cgroups heartbeat process_memory metrics"
     ),
     "routes": Row(
         "front shared_memory wire batching engine.base config errors interruption",

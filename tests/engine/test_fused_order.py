@@ -163,11 +163,21 @@ def test_threads_that_prepare_live_until_each_has_a_handle(monkeypatch) -> None:
     assert all(alive)
 
 
+@pytest.mark.parametrize("launched_by", ["torch", "the library"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_capture_bears_other_threads_and_ends_whatever_happens(monkeypatch, fails: bool) -> None:
+def test_a_capture_bears_other_threads_and_ends_whatever_happens(
+    monkeypatch, fails: bool, launched_by: str
+) -> None:
     calls: list[object] = []
 
     class Graph:
+        def __init__(self, *, keep_graph: bool = False) -> None:
+            # Torch takes it away where it is to launch it.
+            assert keep_graph is (launched_by == "the library")
+
+        def raw_cuda_graph(self) -> int:
+            return 17
+
         def capture_begin(self, pool: object, capture_error_mode: str) -> None:
             calls.append((pool, capture_error_mode))
 
@@ -185,14 +195,20 @@ def test_a_capture_bears_other_threads_and_ends_whatever_happens(monkeypatch, fa
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     device = CudaDevice.__new__(CudaDevice)
     device._pool = "pool"
+    device.compute = SimpleNamespace(cuda_stream=7)
+    device._transfer = SimpleNamespace(graph=lambda *about: calls.append(about[:2]))
+    capture = device.capture if launched_by == "torch" else device.capture_graph
     if fails:
         with pytest.raises(EngineError, match="no such kernel"):
-            device.capture(enqueue)
+            capture(enqueue)
+    elif launched_by == "torch":
+        capture(enqueue)()
     else:
-        device.capture(enqueue)()
+        capture(enqueue)
     # In global mode an upload that is pinned meanwhile would fail, and the capture with it.
     started = [("pool", "thread_local"), "enqueue", "end"]
-    assert calls == (started if fails else [*started, "replay"])
+    done = "replay" if launched_by == "torch" else (17, 7)
+    assert calls == (started if fails else [*started, done])
 
 
 def test_a_thread_comes_back_to_the_stream_of_its_engine(monkeypatch) -> None:

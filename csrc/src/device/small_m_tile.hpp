@@ -60,8 +60,8 @@ struct SmallMTile {
       decltype(cute::tile_to_shape(SwizzleAtom{}, cute::Shape<TokenTile, KTile, Stages>{}));
   static constexpr uint32_t kStageBytes = (kRows + kTokens) * kTileK * sizeof(Element);
 
-  // What a CTA asks of L2 beyond its stages before it waits for the launch before: 16 KB, or what one
-  // step takes. More costs more than it wins, as everything passes through L2 twice (NOTES.md).
+  // What a CTA asks of L2 beyond its stages before it waits for the launch before: 16 KB, or what
+  // one step takes. More costs more than it wins, as it passes through L2 twice (NOTES.md, run 15).
   static constexpr int kStepBytes = kRows * kTileK * sizeof(Element);
   static constexpr int kStepsAhead = kStepBytes < 16384 ? 16384 / kStepBytes : 1;
 
