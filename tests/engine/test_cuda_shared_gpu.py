@@ -319,7 +319,7 @@ def test_what_cannot_be_opened_is_refused_and_harms_nobody(shared: Shared) -> No
 
 @pytest.mark.parametrize("step", STEPS)
 def test_what_clients_do_leaves_memory_to_be_allocated(step: str) -> None:
-    """Allocations failed with cudaErrorAlreadyMapped once, long after the tests above."""
+    """Whoever opens a handle of nothing, or of memory that has gone, must not pay for it later."""
     command = [sys.executable, "-m", "tests.engine.handle_steps", step]
     found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert found.stdout == "fine\n", found.stderr

@@ -5,6 +5,7 @@ pytest -m gpu tests/engine/test_shared_gpu.py
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import threading
@@ -18,8 +19,9 @@ import torch
 from service.engine.base import Batch, DType, Output, Segment
 from service.engine.fused import FusedEngine
 from tests.engine.batches import answers, make_batch, to_bytes
+from tests.engine.handle_steps import allocate
 from tests.engine.test_fused_gpu import HIDDEN, INTERMEDIATE, make_engine, pytestmark  # noqa: F401
-from tests.servers import ServerProcess
+from tests.servers import ServerProcess, ServerThread
 from tests.shared_objects import shared_object
 
 TOKENS = 2048
@@ -35,6 +37,16 @@ def engine() -> FusedEngine:
 def draw(seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(TOKENS, HIDDEN, generator=generator).bfloat16()
+
+
+def test_a_service_that_has_stopped_leaves_memory_to_be_allocated() -> None:
+    """Its slots stayed page-locked once, and CUDA refused to map anything where they had been."""
+    for _ in range(3):
+        with ServerThread(make_engine(), workers=1) as thread:
+            assert thread.runtime.health.ready
+        del thread
+        gc.collect()
+        allocate()
 
 
 @pytest.mark.parametrize("start", [0, 4097])

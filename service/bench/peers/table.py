@@ -44,7 +44,6 @@ def _peer_table(results: ServiceResults) -> str:
         f"client process was busy {about['clients_busy']:.0%} of the time at most "
         f"({about['clients_busy_with']}); load average {about['load_average']:.1f} before the run.",
         *(f"Left out: {sentence}." for sentence in about["left_out"]),
-        *([f"Note: {about['note']}."] if "note" in about else []),
     ]
     picture = (
         f"![Requests per second of the servers](service/bench/results/{results.path.stem}.png)"
