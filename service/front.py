@@ -7,6 +7,7 @@ process; `service.workers.remote.RemoteFront` is a front end's end of the way to
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -159,6 +160,24 @@ class Front(Protocol):
             InvalidRequest: a window is wrong; what the request held was returned, as below.
             TooLarge: the input is longer than a body may be.
             QueueFull: there is no room for it.
+        """
+
+    async def begin_shared(
+        self,
+        tokens: int,
+        nbytes: int,
+        make: Callable[[Holding], PendingRequest],
+        source: Window | None,
+        target: Window | None,
+    ) -> tuple[PendingRequest, asyncio.Future[Answer]]:
+        """Both `admit`, without a slot, and `submit_shared`, for a body that has arrived.
+
+        Args:
+            tokens: Of the request.
+            nbytes: Of its body.
+            make: Makes the request of what it holds; must not fail.
+            source: As in `submit_shared`.
+            target: Likewise.
         """
 
     def hold_small(self, tokens: int, nbytes: int) -> Holding | None:

@@ -188,6 +188,18 @@ class Runtime:
         assert self.shared_requests is not None
         return await self.shared_requests.submit(request, lease, source, target)
 
+    async def begin_shared(
+        self,
+        tokens: int,
+        nbytes: int,
+        make: Callable[[Holding], PendingRequest],
+        source: Window | None,
+        target: Window | None,
+    ) -> tuple[PendingRequest, asyncio.Future[Answer]]:
+        """Admit and queue such a request."""
+        request = make(self.admission.admit(tokens, nbytes, slot_bytes=0))
+        return request, await self.submit_shared(request, source, target)
+
     def hold_small(self, tokens: int, nbytes: int) -> Lease | None:
         """Budget for a small request that has arrived; None where it has to be asked for."""
         try:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from starlette.types import Scope
 
-from service.batching.request import Answer, PendingRequest
+from service.batching.request import Answer, Holding, PendingRequest
 from service.engine.base import Buffer
 from service.errors import OUTCOME_OK, ServiceError
 from service.routes.job import Head, Job
@@ -164,13 +164,16 @@ class _SharedRequest:
             ServiceError: it was refused, or failed.
         """
         front, job = self._endpoint.front, self._job
-        held = await front.admit(job.tensor.tokens, self._nbytes, slot_bytes=0)
-        request = self._endpoint.pending(job, held, self._nbytes)
-        future = await front.submit_shared(request, job.source, job.target)
+        request, future = await front.begin_shared(
+            job.tensor.tokens, self._nbytes, self._make, job.source, job.target
+        )
         self._request = request
         if self._gone:
             front.cancel(request)
         return await future
+
+    def _make(self, held: Holding) -> PendingRequest:
+        return self._endpoint.pending(self._job, held, self._nbytes)
 
     def left(self) -> None:
         """The client has."""

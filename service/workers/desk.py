@@ -148,6 +148,7 @@ class Desk:
             Kind.GROW: self._grow,
             Kind.PLACE: self._place,
             Kind.SUBMIT: self._submit,
+            Kind.SHARED: self._submit_at_once,
             Kind.BUNDLE: self._bundles.submit,
             Kind.CANCEL: self._cancel,
             Kind.RELEASE: self._release,
@@ -187,11 +188,14 @@ class Desk:
         self._on_ready()
 
     def _admit(self, record: Record) -> None:
+        self._grant(record.request, self._hold(record, record.body_bytes))
+
+    def _hold(self, record: Record, slot_bytes: int) -> Held:
         if record.request in self._held:
             raise ValueError(f"request: must be new, {record.request} holds something")
-        lease = self._admission.admit(record.tokens, record.nbytes, slot_bytes=record.body_bytes)
+        lease = self._admission.admit(record.tokens, record.nbytes, slot_bytes=slot_bytes)
         held = self._held[record.request] = Held(lease)
-        self._grant(record.request, held)
+        return held
 
     def _grow(self, record: Record) -> None:
         held = self._held[record.request]
@@ -210,11 +214,21 @@ class Desk:
         self._say(Record(Kind.GRANT, request=request, offset=slot.offset, nbytes=slot.view.nbytes))
 
     def _submit(self, record: Record) -> None:
-        number, tokens = record.request, record.tokens
-        held = self._held[number]
-        output, dtype, output_dtype = unpack_form(record.flag)
+        held = self._held[record.request]
         if held.is_taken:
-            raise ValueError(f"request: must not be submitted yet, {number} is")
+            raise ValueError(f"request: must not be submitted yet, {record.request} is")
+        self._queue(record, held)
+
+    def _submit_at_once(self, record: Record) -> None:
+        if unpack_windows(record.text)[0] is None:
+            raise ValueError(
+                "windows: must be of the input, which no slot was granted for, are not"
+            )
+        self._queue(record, self._hold(record, 0))
+
+    def _queue(self, record: Record, held: Held) -> None:
+        number, tokens = record.request, record.tokens
+        output, dtype, output_dtype = unpack_form(record.flag)
         if record.layer not in self._model.layers:
             raise ValueError(f"layer: must be resident, is {record.layer}")
         source, target = unpack_windows(record.text)

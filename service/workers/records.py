@@ -11,6 +11,8 @@ tensor travels in a record: only where it lies in the memory that both processes
     SUBMIT   offset nbytes tokens body_bytes    queue the rows that lie there; first_s: deadline,
              first_s layer flag                 infinite for none; flag: `pack_form`; text, where
                                                 tensors are in clients' memory: `pack_windows`
+    SHARED   as SUBMIT                          both ADMIT, of nbytes and no slot, and SUBMIT, of an
+                                                input in clients' memory
     BUNDLE   as SUBMIT, without text            the same for the rows of several requests, in a
                                                 room; body_bytes: how many requests, second_s:
                                                 what all of them have waited
@@ -77,6 +79,7 @@ class Kind(IntEnum):
     REGION = 17
     BUNDLE = 18
     ROOM = 19
+    SHARED = 20
 
 
 class Document(IntEnum):

@@ -36,6 +36,8 @@ from service.workers.regions import RemoteRegions
 
 logger = logging.getLogger(__name__)
 
+# Of what has no row in its body.
+_NOWHERE = RemoteSlot(0, memoryview(b""))
 # Copied out of its slot, which goes back at once: cheaper than to wait until it is written.
 _COPIED_BYTES = 64 << 10
 
@@ -178,6 +180,24 @@ class RemoteFront:
         """Queue a request whose input or answer lies in a region."""
         return await self._submit(request, pack_windows(source, target))
 
+    async def begin_shared(
+        self,
+        tokens: int,
+        nbytes: int,
+        make: Callable[[Holding], PendingRequest],
+        source: Window | None,
+        target: Window | None,
+    ) -> tuple[PendingRequest, asyncio.Future[Answer]]:
+        """Admit and queue such a request; in one record where no row is in its body."""
+        if source is None:
+            request = make(await self.admit(tokens, nbytes, slot_bytes=0))
+            return request, await self.submit_shared(request, source, target)
+        if self._dead is not None:
+            raise self._dead
+        request = make(RemoteHolding(next(self._numbers), _NOWHERE, self.release))
+        windows = pack_windows(source, target)
+        return request, self._say_submit(Kind.SHARED, request, 0, nbytes, windows)
+
     async def _submit(self, request: PendingRequest, windows: bytes) -> asyncio.Future[Answer]:
         held = request.lease
         assert isinstance(held, RemoteHolding)
@@ -189,17 +209,24 @@ class RemoteFront:
         except BaseException:
             held.release()
             raise
+        return self._say_submit(Kind.SUBMIT, request, offset, data.nbytes, windows)
+
+    def _say_submit(
+        self, kind: Kind, request: PendingRequest, offset: int, nbytes: int, windows: bytes
+    ) -> asyncio.Future[Answer]:
+        held = request.lease
+        assert isinstance(held, RemoteHolding)
         layer, output = request.key
         held.submitted()
         future = self._answers[held.request] = asyncio.get_running_loop().create_future()
         self._say(
             Record(
-                Kind.SUBMIT,
+                kind,
                 pack_form(output, request.dtype, request.output_dtype),
                 layer,
                 held.request,
                 offset,
-                data.nbytes,
+                nbytes,
                 request.tokens,
                 held.body_bytes,
                 math.inf if request.deadline is None else request.deadline,
