@@ -56,7 +56,9 @@ def test_only_a_loop_that_stands_still_ends_the_process(ends: bool) -> None:
 def test_it_goes_on_for_as_long_as_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(
-        faulthandler, "dump_traceback_later", lambda limit_s, exit: calls.append((limit_s, exit))
+        faulthandler,
+        "dump_traceback_later",
+        lambda limit_s, exit, file: calls.append((limit_s, exit, file)),
     )
     monkeypatch.setattr(
         faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled")
@@ -69,8 +71,16 @@ def test_it_goes_on_for_as_long_as_the_task(monkeypatch: pytest.MonkeyPatch) -> 
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(beat())
-    assert calls[:3] == [(0.04, True)] * 3
+    assert calls[:3] == [(0.04, True, sys.__stderr__)] * 3
     assert calls[-1] == "cancelled"
+
+
+def test_without_a_place_for_tracebacks_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "__stderr__", None)
+    asyncio.run(keep_beating(0.01))
+    assert "there is no stderr" in caplog.text
 
 
 @pytest.mark.parametrize("gpu", [False, True])

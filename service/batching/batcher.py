@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol, TypeAlias
@@ -65,7 +65,8 @@ class Batcher:
         self._start = start
         self._model = model
         self._free = concurrency
-        self._small = 0  # of those with the engine
+        # Of those with the engine, by group.
+        self._small: Counter[GroupKey] = Counter()
         self._limits = limits
         self._metrics = metrics
         self._on_dead = on_dead
@@ -226,7 +227,8 @@ class Batcher:
                 member.lease.start()
                 queued.append(member)
             self._running[member] = None
-        self._small += self._limits.is_small(tokens)
+        if self._limits.is_small(tokens):
+            self._small[members[0].key] += 1
         watchdog: asyncio.TimerHandle | None = None
         self._start(members, lambda outcome: self._ended(members, tokens, watchdog, outcome))
         # The engine is at work meanwhile.
@@ -255,7 +257,8 @@ class Batcher:
         if watchdog is not None:
             watchdog.cancel()
         self._free += 1
-        self._small -= self._limits.is_small(tokens)
+        if self._limits.is_small(tokens):
+            self._small[members[0].key] -= 1
         try:
             if isinstance(outcome, tuple):
                 self._succeeded(members, tokens, *outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, Literal, Protocol, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -37,7 +38,7 @@ class Limits:
         max_batch_tokens: Of one batch.
         max_queue_delay_s: How long a request may wait for company.
         small_batch_tokens: A batch of fewer counts as small.
-        max_small_batches: So many small ones in flight let the next one wait for company.
+        max_small_batches: So many small ones of a group in flight let its next wait for company.
     """
 
     max_batch_tokens: int
@@ -84,7 +85,7 @@ def select_batch(
     now: float,
     *,
     draining: bool = False,
-    small_batches: int = 0,
+    small_batches: Mapping[Key, int] = MappingProxyType({}),
 ) -> Take[Key] | Wait | None:
     """Choose the next batch for an engine that takes one more.
 
@@ -92,8 +93,9 @@ def select_batch(
     request has waited longest goes first, so nothing starves; within a group order is kept and
     nobody is skipped to fill a gap, so a large request is not passed by small ones for ever. With
     a delay, a group that is neither full nor due lets a younger one go that is. A small batch that
-    could still grow stays while `small_batches` of them, as many as the limits want, are in flight;
-    the end of one of those is when to ask again, whatever else runs, so that it does not starve.
+    could still grow stays while as many of its group as the limits want are in flight, which
+    `small_batches` counts; the end of one of those is when to ask again, whatever else runs, so
+    that it does not starve.
 
     Returns:
         Take, or Wait when every group still hopes for company, or None when nothing waits but for
@@ -108,7 +110,7 @@ def select_batch(
         count, tokens, full = _fill(group, limits.max_batch_tokens)
         if full:
             return Take(key, count, "full")
-        if small_batches >= limits.max_small_batches and limits.is_small(tokens):
+        if limits.is_small(tokens) and small_batches.get(key, 0) >= limits.max_small_batches:
             continue
         if draining:
             return Take(key, count, "drain")

@@ -92,6 +92,8 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
     require_gpu("bench engine")
     total = len(options.models) * len(CASES)
     count = max(1, len(options.devices))
+    slug = gpu_slug(str(describe_gpu()["gpu"]))
+    one_gpu = read_one_gpu(csv_path(options.results, slug, 1)) if count > 1 else None
     bus_bytes_per_s = count * measure_bus()
     rows: list[EngineRow] = []
     for model in options.models:
@@ -119,12 +121,10 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
         "concurrency": engine.concurrency,
         "bus_bytes_per_s": bus_bytes_per_s,
         "busy": "kernels",
+        **({"one_gpu": one_gpu} if one_gpu else {}),
     }
-    slug = gpu_slug(str(about["gpu"]))
     options.results.mkdir(parents=True, exist_ok=True)
     path = csv_path(options.results, slug, count)
-    if count > 1:
-        about["one_gpu"] = read_one_gpu(csv_path(options.results, slug, 1))
     _write_rows(path, rows)
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     return [_line(row) for row in rows]

@@ -57,15 +57,19 @@ def more_gpus_table(results: Path) -> str:
         count = path.stem.rpartition("-engine-x")[2]
         about = _about(path)
         # Of its time: what one does by now is no measure for what several did then.
-        one = about["one_gpu"]
+        one = about.get("one_gpu", {"commit": "none", "batches_per_s": {}})
         rows = []
         for row in _rows(path):
-            batch = f"{row['requests']} × {row['rows']}"
-            alone = one["batches_per_s"][f"{row['model']} {row['requests']} x {row['rows']}"]
+            case = f"{row['model']} {row['requests']} x {row['rows']}"
+            alone = one["batches_per_s"].get(case)
             together = row["batches_per_s"]
-            times = f"{float(together) / alone:.2f}×"
-            busy = percent(float(row["busy_share"]))
-            rows.append((row["model"], batch, f"{alone:.1f}", together, times, busy))
+            compared = (
+                ("", together, "")
+                if alone is None
+                else (f"{alone:.1f}", together, f"{float(together) / alone:.2f}×")
+            )
+            batch = f"{row['requests']} × {row['rows']}"
+            rows.append((row["model"], batch, *compared, percent(float(row["busy_share"]))))
         header = ("model", "batch", "one GPU, batches/s", f"{count} GPUs", "ratio", "busy")
         blocks.append(
             f"{markdown_table(header, rows)}\n\nOne GPU at commit {one['commit']}. Short batches "

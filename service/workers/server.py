@@ -127,7 +127,8 @@ class EngineServer:
         await self.runtime.stop()
         # A batch that hangs may use them until the process ends.
         if self.runtime.stopped:
-            await asyncio.to_thread(self._unpin, pinned)
+            for part in pinned:
+                await asyncio.to_thread(self._unpin, part)
 
     def _pin_slots(self) -> list[memoryview]:
         """Let the device read and write slots by itself; takes seconds, batches run meanwhile."""
@@ -137,12 +138,15 @@ class EngineServer:
         parts = (self._memory.bodies, self._memory.answers, self._memory.rooms)
         return [part for part in parts if engine.pin(part)]
 
-    def _unpin(self, parts: list[memoryview]) -> None:
+    def _unpin(self, part: memoryview) -> None:
         """Or CUDA would refuse to allocate where this process maps something else later."""
         engine = self.runtime.engine
-        if isinstance(engine, PinsHostMemory):
-            for part in parts:
-                engine.unpin(part)
+        assert isinstance(engine, PinsHostMemory)
+        try:
+            engine.unpin(part)
+        except RuntimeError as error:
+            # All is answered, and the process ends as well.
+            logger.warning("%d bytes of slots could not be unpinned: %s", part.nbytes, error)
 
     def _catch_signals(self) -> None:
         # Tests run servers in threads, where signals cannot be caught.

@@ -205,12 +205,18 @@ async def test_small_batches_beyond_the_first_wait_for_company():
     harness.started[0].succeed()
     await settle()
     assert [batch.tokens for batch in harness.started] == [[1], [9], [2, 3, 1]]
+    # Of another layer there is none that it could wait for.
+    harness.submit(2, layer=1)
+    await settle()
+    assert [batch.tokens for batch in harness.started][3:] == [[2]]
+    harness.started[3].succeed()
+    await settle()
     # Together with the next it is not small any more.
     harness.submit(4)
     await settle()
     harness.submit(4)
     await settle()
-    assert [batch.tokens for batch in harness.started][3:] == [[4, 4]]
+    assert [batch.tokens for batch in harness.started][4:] == [[4, 4]]
 
 
 @virtual_time

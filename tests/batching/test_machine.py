@@ -100,10 +100,14 @@ class WatchedHarness(Harness):
             self._check_nothing_is_due(queued, now)
 
     def _check_nothing_is_due(self, queued: Sequence[PendingRequest], now: float) -> None:
-        small = sum(self.limits.is_small(sum(batch.tokens)) for batch in self.with_engine)
+        small = {
+            batch.members[0].key
+            for batch in self.with_engine
+            if self.limits.is_small(sum(batch.tokens))
+        }
         for request in queued:
             company = sum(other.tokens for other in queued if other.key == request.key)
-            if small and self.limits.is_small(company):
+            if request.key in small and self.limits.is_small(company):
                 continue
             assert self.limits.max_queue_delay_s > 0
             assert now < request.arrival + self.limits.max_queue_delay_s + SLACK_S

@@ -69,9 +69,11 @@ def _groups(requests: tuple[tuple[str, int], ...], simultaneous: bool) -> Groups
 def _check(
     groups: Groups, limits: Limits, now: float, draining: bool, seen: set[str], *, small: int = 0
 ) -> None:
-    decision = select_batch(groups, limits, now, draining=draining, small_batches=small)
-    if groups and small >= limits.max_small_batches:
-        held = {key for key, group in groups.items() if sum(one.tokens for one in group) < 3}
+    # Of one of the two groups.
+    in_flight = {"a": small}
+    decision = select_batch(groups, limits, now, draining=draining, small_batches=in_flight)
+    if "a" in groups and small >= limits.max_small_batches:
+        held = {"a"} if sum(one.tokens for one in groups["a"]) < 3 else set()
         seen |= {"held"} if held else set()
         groups = {key: group for key, group in groups.items() if key not in held}
     if decision is None:
@@ -194,9 +196,9 @@ def test_a_large_request_is_not_passed_by_small_ones():
 def test_a_small_batch_leaves_when_it_is_all_a_batch_can_take():
     limits = Limits(4, small_batch_tokens=100, max_small_batches=1)
     groups = {"a": [Request(1, 0.0), Request(3, 1.0)]}
-    assert select_batch(groups, limits, 2.0, small_batches=1) == Take("a", 2, "full")
+    assert select_batch(groups, limits, 2.0, small_batches={"a": 1}) == Take("a", 2, "full")
     groups = {"a": [Request(1, 0.0), Request(4, 1.0)]}
-    assert select_batch(groups, limits, 2.0, small_batches=1) == Take("a", 1, "full")
+    assert select_batch(groups, limits, 2.0, small_batches={"a": 1}) == Take("a", 1, "full")
 
 
 def test_two_megabytes_are_not_small():

@@ -261,3 +261,12 @@ def test_several_gpus_are_held_against_one(tmp_path: Path) -> None:
     text = more_gpus_table(tmp_path)
     assert "| m | 4 × 512 | 50.0 | 95.0 | 1.90× | 88 % |" in text
     assert "One GPU at commit 0ldc0de." in text
+
+
+def test_several_gpus_without_one_to_compare_with(tmp_path: Path) -> None:
+    columns = "model,requests,rows,batches_per_s,busy_share\n"
+    (tmp_path / "h200-engine-x2.csv").write_text(f"{columns}m,4,512,95.0,0.875\n")
+    (tmp_path / "h200-engine-x2.json").write_text(json.dumps(WHERE))
+    text = more_gpus_table(tmp_path)
+    assert "| m | 4 × 512 |  | 95.0 |  | 88 % |" in text
+    assert "One GPU at commit none." in text

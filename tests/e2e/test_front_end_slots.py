@@ -82,6 +82,20 @@ def test_an_engine_that_can_pins_all_slots_and_reads_and_writes_in_them():
     assert engine.unpinned == engine.pinned
 
 
+def test_a_device_that_does_not_unpin_spoils_no_stop(caplog: pytest.LogCaptureFixture):
+    class Stubborn(PinningEngine):
+        def unpin(self, memory: memoryview) -> None:
+            super().unpin(memory)
+            raise RuntimeError("CUDA error")
+
+    engine = Stubborn()
+    with ServerThread(engine, workers=1) as thread:
+        wait_until(lambda: len(engine.pinned) == 3)
+    assert engine.unpinned == engine.pinned
+    assert thread.server.exit_status == 0
+    assert "bytes of slots could not be unpinned: CUDA error" in caplog.text
+
+
 def test_slots_stay_pinned_while_a_dead_engine_may_use_them():
     engine = PinningEngine()
     with ServerThread(engine, workers=1) as thread:
