@@ -102,9 +102,16 @@ COUNTS = [(1,), (3, 1, 60), (64,), (65, 3), (128,), (129,), (1, 500, 2, 700), (4
 
 @pytest.mark.parametrize("output", Output)
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("trips", [True, False], ids=["trips", "calls"])
 def test_every_segment_gets_its_own_rows(
-    engine: FusedEngine, output: Output, counts: tuple[int, ...]
+    engine: FusedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    output: Output,
+    counts: tuple[int, ...],
+    trips: bool,
 ) -> None:
+    if not trips:
+        monkeypatch.setattr(engine, "_trips", dict.fromkeys(Output, ()))
     kinds = (torch.bfloat16, torch.float32, torch.float16)
     for layer in engine.model.layers:
         inputs = [draw(n, kinds[i % 3], seed=i) for i, n in enumerate(counts)]
