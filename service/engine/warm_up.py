@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -78,11 +78,9 @@ def capture(
     buckets: Mapping[Output, Sequence[int]],
 ) -> int:
     """Capture every graph of a slot; returns how many."""
-    for layer, weights in model.layers.items():
-        for output, sizes in buckets.items():
-            for size in sizes:
-                enqueue = partial(slot.enqueue_small, products, weights, output, size)
-                slot.graphs[layer, output, size] = device.capture(enqueue)
+    for layer, weights, output, size in _every(model, buckets):
+        enqueue = partial(slot.enqueue_small, products, weights, output, size)
+        slot.graphs[layer, output, size] = device.capture(enqueue)
     return len(slot.graphs)
 
 
@@ -94,13 +92,20 @@ def capture_trips(
     trips: Mapping[Output, Sequence[int]],
 ) -> int:
     """The same for trips."""
-    for layer, weights in model.layers.items():
-        for output, sizes in trips.items():
-            for size in sizes:
-                enqueue = partial(slot.enqueue_kernels, products, weights, output, size)
-                graph = device.capture_graph(enqueue)
-                slot.trips[layer, output, size] = slot.trip(graph, output)
+    for layer, weights, output, size in _every(model, trips):
+        enqueue = partial(slot.enqueue_kernels, products, weights, output, size)
+        slot.trips[layer, output, size] = slot.trip(device.capture_graph(enqueue), output)
     return len(slot.trips)
+
+
+def _every(
+    model: ResidentModel, plan: Mapping[Output, Sequence[int]]
+) -> Iterator[tuple[int, ResidentLayer, Output, int]]:
+    """Layer, its weights, output and size of each graph of a plan."""
+    for layer, weights in model.layers.items():
+        for output, sizes in plan.items():
+            for size in sizes:
+                yield layer, weights, output, size
 
 
 def measure_graphs(
