@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 
 from service.bench.csv_file import write_csv
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
+from service.bench.engine_results import csv_path, read_one_gpu
 from service.bench.environment import describe_environment
 from service.bench.gpu import describe_gpu
 from service.bench.kernel_options import Progress, require_gpu
@@ -77,11 +77,6 @@ class EngineRow:
     device_us: float
 
 
-def csv_path(results: Path, gpu: str, count: int) -> Path:
-    """Where the rows of so many GPUs, by their slug, are."""
-    return results / (f"{gpu}-engine.csv" if count == 1 else f"{gpu}-engine-x{count}.csv")
-
-
 def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[str]:
     """Measure all cases, write `<gpu>-engine.csv` and `.json`, and return lines to print.
 
@@ -92,7 +87,8 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
     require_gpu("bench engine")
     total = len(options.models) * len(CASES)
     count = max(1, len(options.devices))
-    slug = gpu_slug(str(describe_gpu()["gpu"]))
+    gpu = describe_gpu()
+    slug = gpu_slug(str(gpu["gpu"]))
     one_gpu = read_one_gpu(csv_path(options.results, slug, 1)) if count > 1 else None
     bus_bytes_per_s = count * measure_bus()
     rows: list[EngineRow] = []
@@ -115,7 +111,7 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
         engine.close()
     about = {
         **describe_environment(options.command, ("torch",), options.commit),
-        **describe_gpu(),
+        **gpu,
         "seconds": options.seconds,
         "gpus": count,
         "concurrency": engine.concurrency,
@@ -128,22 +124,6 @@ def run_engine_bench(options: EngineBenchOptions, progress: Progress) -> list[st
     _write_rows(path, rows)
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     return [_line(row) for row in rows]
-
-
-def read_one_gpu(path: Path) -> dict[str, object] | None:
-    """What one GPU was last measured at, to be kept with what several are held against it."""
-    if not path.exists():
-        return None
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    about = json.loads(path.with_suffix(".json").read_text())
-    return {
-        "commit": about["commit"],
-        "batches_per_s": {
-            f"{row['model']} {row['requests']} x {row['rows']}": float(row["batches_per_s"])
-            for row in rows
-        },
-    }
 
 
 def make_row(  # noqa: PLR0917 - what was measured, in order

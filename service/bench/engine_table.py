@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from service.bench.budget import STAGES, read_rows
+from service.bench.engine_results import case_of, read_conditions, read_engine_rows
 from service.bench.markdown import markdown_table, percent
 
 
 def engine_bench_table(results: Path) -> str:
     """What `tilemlp bench engine` last wrote, with where and how."""
     (path,) = results.glob("*-engine.csv")
-    found = _rows(path)
+    found = read_engine_rows(path)
     header = ("model", "batch", "batches/s", "GB/s", "GPU busy", "of the bus", "µs alone")
     rows = [
         (
@@ -29,7 +29,7 @@ def engine_bench_table(results: Path) -> str:
         )
         for one in found
     ]
-    about = _about(path)
+    about = read_conditions(path)
     return (
         f"{markdown_table(header, rows)}\n\nBatches of requests × rows, a layer, activations "
         f"both ways; `of the bus` is of the {about['bus_bytes_per_s'] / 1e9:.0f} GB/s each way "
@@ -55,13 +55,12 @@ def more_gpus_table(results: Path) -> str:
     blocks = []
     for path in sorted(results.glob("*-engine-x*.csv")):
         count = path.stem.rpartition("-engine-x")[2]
-        about = _about(path)
+        about = read_conditions(path)
         # Of its time: what one does by now is no measure for what several did then.
         one = about.get("one_gpu", {"commit": "none", "batches_per_s": {}})
         rows = []
-        for row in _rows(path):
-            case = f"{row['model']} {row['requests']} x {row['rows']}"
-            alone = one["batches_per_s"].get(case)
+        for row in read_engine_rows(path):
+            alone = one["batches_per_s"].get(case_of(row))
             together = row["batches_per_s"]
             compared = (
                 ("", together, "")
@@ -76,11 +75,6 @@ def more_gpus_table(results: Path) -> str:
             f"are bound by the one interpreter that starts all of them. {_where(about)}"
         )
     return "\n\n".join(blocks) or "Not measured yet."
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def soak_sentences(results: Path) -> str:
@@ -130,13 +124,8 @@ def budget_table(results: Path) -> str:
         f"![time budget](service/bench/results/{path.stem}.png)\n\n{markdown_table(header, rows)}"
         f"\n\nMeans in microseconds; `in it` is a request inside the service, from its headers to "
         f"its answer's handing over, and what follows are its parts; h2d to d2h are those of its "
-        f"batch. {_where(_about(path))}"
+        f"batch. {_where(read_conditions(path))}"
     )
-
-
-def _about(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-    return found
 
 
 def _where(about: dict[str, Any]) -> str:

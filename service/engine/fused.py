@@ -182,15 +182,8 @@ class FusedEngine:
             slots = [Slot(self._device, self.model, largest) for _ in range(self._count)]
             weights = self._resident.layers[self.model.layers[0]]
             prepare_threads(self._device, slots, weights, self._threads)
-            load_kernels(
-                self._device,
-                slots[0],
-                self._passage.products,
-                weights,
-                plans,
-                max_batch_tokens,
-            )
             products = self._passage.products
+            load_kernels(self._device, slots[0], products, weights, sizes, max_batch_tokens)
             graphs = sum(
                 capture(self._device, slot, products, self._resident, self._buckets)
                 + capture_trips(self._device, slot, products, self._resident, self._trips)
@@ -279,14 +272,14 @@ class FusedEngine:
         if not batch.is_on_host:
             return self._passage.run_on_device(slot, batch, tokens)
         bucket = find_bucket(self._buckets[batch.output], tokens)
-        if bucket is None:
-            trip = find_bucket(self._trips[batch.output], tokens)
-            if trip is None:
-                return self._passage.run_large(slot, batch, tokens)
+        if bucket is not None:
+            outputs = self._passage.start_small(slot, batch, bucket)
+            host_s = self._passage.finish_small(slot, batch, outputs)
+            return self._passage.report_small(slot, batch.output, bucket, host_s)
+        trip = find_bucket(self._trips[batch.output], tokens)
+        if trip is not None:
             return self._passage.run_trip(slot, batch, trip)
-        outputs = self._passage.start_small(slot, batch, bucket)
-        host_s = self._passage.finish_small(slot, batch, outputs)
-        return self._passage.report_small(slot, batch.output, bucket, host_s)
+        return self._passage.run_large(slot, batch, tokens)
 
     def _launched(self, slot: Slot, batch: Batch, bucket: int, outputs: Spans) -> Launched:
         doing = f"batch of {batch.tokens} tokens"

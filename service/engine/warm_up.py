@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -53,12 +53,11 @@ def load_kernels(  # noqa: PLR0917 - the order of the others here
     slot: Slot,
     products: Products,
     weights: ResidentLayer,
-    plans: Sequence[Mapping[Output, Sequence[int]]],
+    captured: Iterable[int],
     max_batch_tokens: int,
 ) -> None:
     """Run every size class once: CUDA loads a kernel at its first use, which a capture forbids."""
-    sizes = {size for plan in plans for some in plan.values() for size in some}
-    sizes.add(max_batch_tokens)
+    sizes = {max_batch_tokens, *captured}
     size = 1
     while size < max_batch_tokens:
         sizes |= {size, min(size + size // 2, max_batch_tokens)}

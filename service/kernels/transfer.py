@@ -8,6 +8,7 @@ whole batch in one call.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from struct import Struct
 
 from service.kernels.library import Library, bind
@@ -60,10 +61,34 @@ def pack_spans(addresses_and_bytes: list[int]) -> bytes:
     return Struct(f"{len(addresses_and_bytes)}q").pack(*addresses_and_bytes)
 
 
-class Staging:
-    """Page-locked pieces through which rows pass; one call at a time may use it."""
+class _Owned:
+    """Something of the library's that is made by one of its functions and let go by another.
+
+    Attributes:
+        handle: What its other functions take.
+    """
 
     __slots__ = ("_destroy", "handle")
+
+    def __init__(
+        self, library: Library, create: Callable[..., int], destroy: Callable[..., None], *of: int
+    ) -> None:
+        self._destroy = destroy
+        made = ctypes.c_void_p()
+        library.check(create(*of, ctypes.byref(made)))
+        self.handle = made.value
+
+    def __del__(self) -> None:
+        """Let go of it."""
+        handle = getattr(self, "handle", None)
+        if handle is not None:
+            self._destroy(handle)
+
+
+class Staging(_Owned):
+    """Page-locked pieces through which rows pass; one call at a time may use it."""
+
+    __slots__ = ()
 
     def __init__(self, library: Library, address: int, piece_bytes: int, count: int) -> None:
         """Make it on the current device.
@@ -77,28 +102,15 @@ class Staging:
         Raises:
             KernelError: the CUDA runtime refused.
         """
-        self._destroy = library.functions.swiglu_staging_destroy
-        made = ctypes.c_void_p()
-        library.check(
-            library.functions.swiglu_staging_create(address, piece_bytes, count, ctypes.byref(made))
-        )
-        self.handle = made.value
-
-    def __del__(self) -> None:
-        """Let go of its events."""
-        handle = getattr(self, "handle", None)
-        if handle is not None:
-            self._destroy(handle)
+        of = library.functions
+        create, destroy = of.swiglu_staging_create, of.swiglu_staging_destroy
+        super().__init__(library, create, destroy, address, piece_bytes, count)
 
 
-class Graph:
-    """A captured graph, ready to be launched.
+class Graph(_Owned):
+    """A captured graph, ready to be launched."""
 
-    Attributes:
-        handle: What launches take.
-    """
-
-    __slots__ = ("_captured", "_destroy", "handle")
+    __slots__ = ("_captured",)
 
     def __init__(self, library: Library, captured: int, stream: int, owner: object) -> None:
         """Make it on the current device.
@@ -112,17 +124,10 @@ class Graph:
         Raises:
             KernelError: the CUDA runtime refused.
         """
-        self._destroy = library.functions.swiglu_graph_destroy
         self._captured = owner
-        made = ctypes.c_void_p()
-        library.check(library.functions.swiglu_graph_create(captured, stream, ctypes.byref(made)))
-        self.handle = made.value
-
-    def __del__(self) -> None:
-        """Let go of it."""
-        handle = getattr(self, "handle", None)
-        if handle is not None:
-            self._destroy(handle)
+        of = library.functions
+        create, destroy = of.swiglu_graph_create, of.swiglu_graph_destroy
+        super().__init__(library, create, destroy, captured, stream)
 
 
 class Trip:
@@ -167,9 +172,20 @@ class Trip:
             end: Event.
         """
         self._kept = (upload, graph, download)
-        first = (upload.handle, x, h2d, begin, arrived)
-        second = (graph.handle, compute, done)
-        self.packed = _TRIP.pack(*first, *second, download.handle, answers, d2h, end)
+        self.packed = _TRIP.pack(
+            upload.handle,
+            x,
+            h2d,
+            begin,
+            arrived,
+            graph.handle,
+            compute,
+            done,
+            download.handle,
+            answers,
+            d2h,
+            end,
+        )
 
 
 class Turn:

@@ -217,21 +217,23 @@ class Desk:
         held = self._held[record.request]
         if held.is_taken:
             raise ValueError(f"request: must not be submitted yet, {record.request} is")
-        self._queue(record, held)
+        self._queue(record, held, *unpack_windows(record.text))
 
     def _submit_at_once(self, record: Record) -> None:
-        if unpack_windows(record.text)[0] is None:
+        source, target = unpack_windows(record.text)
+        if source is None:
             raise ValueError(
                 "windows: must be of the input, which no slot was granted for, are not"
             )
-        self._queue(record, self._hold(record, 0))
+        self._queue(record, self._hold(record, 0), source, target)
 
-    def _queue(self, record: Record, held: Held) -> None:
+    def _queue(
+        self, record: Record, held: Held, source: Window | None, target: Window | None
+    ) -> None:
         number, tokens = record.request, record.tokens
         output, dtype, output_dtype = unpack_form(record.flag)
         if record.layer not in self._model.layers:
             raise ValueError(f"layer: must be resident, is {record.layer}")
-        source, target = unpack_windows(record.text)
         if record.text and self._shared is None:
             raise ValueError("windows: must be of regions, none are allowed")
         input_nbytes = tokens * self._model.hidden_size * dtype.itemsize

@@ -22,7 +22,7 @@ from service.bench.budget import (
     write_rows,
 )
 from service.bench.budget_plot import draw_budget, plot_budget
-from service.bench.engine import read_one_gpu
+from service.bench.engine_results import read_one_gpu
 from service.bench.engine_table import more_gpus_table, soak_sentences
 from service.bench.served import Samples, ServedModel, parse_samples
 from service.bench.soak import Window, gpu_bytes, summarise

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from service.bench.engine import csv_path, make_row
+from service.bench.engine import make_row
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
+from service.bench.engine_results import csv_path
 from service.engine.base import Batch, BatchReport, DType, ModelSpec
 from service.errors import EngineError
 from tests.engines import FakeEngine

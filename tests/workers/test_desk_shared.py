@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -21,6 +22,17 @@ from tests.shared_objects import shared_object
 from tests.workers.desk_service import FORM, NOTHING, ROW, Service, run
 
 SHARED = pack_windows(Window("r", 0, 2 * ROW), Window("r", 2 * ROW, 2 * ROW))
+
+
+def run_with_region(test: Callable[[Service], Awaitable[None]]) -> None:
+    """Run a test whose client has registered `r`, of four rows."""
+
+    async def with_region(service: Service) -> None:
+        with shared_object(4 * ROW) as made:
+            await service.regions.register("r", made.key, 0, 4 * ROW)
+            await test(service)
+
+    run(with_region)
 
 
 def test_rows_in_clients_memory_go_from_it_and_to_it():
@@ -56,22 +68,20 @@ def test_a_front_end_that_dies_while_its_input_is_read(monkeypatch):
     monkeypatch.setattr(Region, "read", slow_read)
 
     async def test(service: Service) -> None:
-        with shared_object(4 * ROW) as made:
-            await service.regions.register("r", made.key, 0, 4 * ROW)
-            service.submit(1, text=SHARED, nbytes=0)
-            await service.run()
-            # It may not have its slot back before the thread has written to it.
-            service.tell(Kind.RELEASE, request=1)
-            assert not service.channel.is_open
-            service.desk.closed()
-            assert service.bodies.lent_bytes > 0
-            may_go_on.set()
-            await asyncio.gather(*service.desk._tasks)
-            assert service.lent == NOTHING
-            assert not service.batches
-            assert service.regions.status(Region, "r")[0]._users == 1
+        service.submit(1, text=SHARED, nbytes=0)
+        await service.run()
+        # It may not have its slot back before the thread has written to it.
+        service.tell(Kind.RELEASE, request=1)
+        assert not service.channel.is_open
+        service.desk.closed()
+        assert service.bodies.lent_bytes > 0
+        may_go_on.set()
+        await asyncio.gather(*service.desk._tasks)
+        assert service.lent == NOTHING
+        assert not service.batches
+        assert service.regions.status(Region, "r")[0]._users == 1
 
-    run(test)
+    run_with_region(test)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +94,13 @@ def test_a_front_end_that_dies_while_its_input_is_read(monkeypatch):
 )
 def test_windows_that_are_refused_hold_nothing(windows, sentence):
     async def test(service: Service) -> None:
-        with shared_object(4 * ROW) as made:
-            await service.regions.register("r", made.key, 0, 4 * ROW)
-            service.submit(1, text=pack_windows(*windows))
-            await service.run()
-            assert sentence in str(unpack_error(service.channel.said[-1].text))
-            assert service.lent == NOTHING
-            assert service.regions.status(Region, "r")[0]._users == 1
+        service.submit(1, text=pack_windows(*windows))
+        await service.run()
+        assert sentence in str(unpack_error(service.channel.said[-1].text))
+        assert service.lent == NOTHING
+        assert service.regions.status(Region, "r")[0]._users == 1
 
-    run(test)
+    run_with_region(test)
 
 
 def test_regions_by_records():
@@ -153,39 +161,35 @@ def say_shared(service: Service, number: int, **other: object) -> None:
 
 def test_a_request_of_clients_memory_is_admitted_and_queued_at_once():
     async def test(service: Service) -> None:
-        with shared_object(4 * ROW) as made:
-            await service.regions.register("r", made.key, 0, 4 * ROW)
-            said = len(service.channel.said)
-            say_shared(service, 1)
-            await service.run()
-            assert len(service.batches) == 1
-            await service.finish()
-            # One word, and nothing to fetch.
-            (done,) = service.channel.said[said:]
-            assert (done.kind, done.request, done.nbytes) == (Kind.DONE, 1, 0)
-            service.tell(Kind.RELEASE, request=1)
-            assert service.lent == NOTHING
+        said = len(service.channel.said)
+        say_shared(service, 1)
+        await service.run()
+        assert len(service.batches) == 1
+        await service.finish()
+        # One word, and nothing to fetch.
+        (done,) = service.channel.said[said:]
+        assert (done.kind, done.request, done.nbytes) == (Kind.DONE, 1, 0)
+        service.tell(Kind.RELEASE, request=1)
+        assert service.lent == NOTHING
 
-    run(test)
+    run_with_region(test)
 
 
 def test_one_that_finds_no_room_is_refused_and_holds_nothing():
     async def test(service: Service) -> None:
-        with shared_object(4 * ROW) as made:
-            await service.regions.register("r", made.key, 0, 4 * ROW)
-            say_shared(service, 1, nbytes=1 << 40)
-            failed = service.channel.said[-1]
-            assert (failed.kind, failed.request) == (Kind.FAILED, 1)
-            assert unpack_error(failed.text).code == "queue_full"
-            assert service.lent == NOTHING
-            assert service.channel.is_open
-            # Its number is free again.
-            say_shared(service, 1)
-            await service.run()
-            await service.finish()
-            assert service.channel.said[-1].kind == Kind.DONE
+        say_shared(service, 1, nbytes=1 << 40)
+        failed = service.channel.said[-1]
+        assert (failed.kind, failed.request) == (Kind.FAILED, 1)
+        assert unpack_error(failed.text).code == "queue_full"
+        assert service.lent == NOTHING
+        assert service.channel.is_open
+        # Its number is free again.
+        say_shared(service, 1)
+        await service.run()
+        await service.finish()
+        assert service.channel.said[-1].kind == Kind.DONE
 
-    run(test)
+    run_with_region(test)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +224,11 @@ def test_one_whose_number_is_taken_ends_the_front_end():
 
 def test_one_that_is_cancelled_while_its_input_is_read_is_not_computed():
     async def test(service: Service) -> None:
-        with shared_object(4 * ROW) as made:
-            await service.regions.register("r", made.key, 0, 4 * ROW)
-            say_shared(service, 1)
-            service.tell(Kind.CANCEL, request=1)
-            await service.run()
-            assert not service.batches
-            assert unpack_error(service.channel.said[-1].text).code == "cancelled"
-            assert service.lent == NOTHING
+        say_shared(service, 1)
+        service.tell(Kind.CANCEL, request=1)
+        await service.run()
+        assert not service.batches
+        assert unpack_error(service.channel.said[-1].text).code == "cancelled"
+        assert service.lent == NOTHING
 
-    run(test)
+    run_with_region(test)
