@@ -1,4 +1,4 @@
-// What src/host/transfer.cpp asks of the CUDA runtime, so that it builds and tests without it.
+// What transfer.cpp and runner.cpp ask of the CUDA runtime, so that they build and test without it.
 #pragma once
 
 #include <cstdint>
@@ -22,5 +22,11 @@ bool is_page_locked(void const* host);
 Error make_graph(void* captured, void* stream, void** graph);
 void destroy_graph(void* graph);
 Error launch_graph(void* graph, void* stream);
+// Between two events with a time that have passed.
+Error seconds_between(void* from, void* to, double* seconds);
+Error get_device(int32_t* device);
+Error use_device(int32_t device);
+// Waits for all that was enqueued on the current device.
+Error synchronize_device();
 
 }  // namespace swiglu

@@ -7,6 +7,8 @@ interpreter: some 300 µs on a virtual machine with an H200, where the kernels o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 # Nothing else happens in the loop meanwhile, so that a batch that takes longer is handed over: then
 # waking threads is the lesser part of its time.
 LONGEST_S = 200e-6
@@ -15,7 +17,7 @@ LONGEST_S = 200e-6
 PATIENCE_S = 300e-6
 
 
-def runs_inline(running: int, admitted: int, expected_s: float | None) -> bool:
+def runs_inline(running: int, admitted: int, expected_s: Callable[[], float | None]) -> bool:
     """Whether a batch is to be run by the event loop's thread.
 
     Only where nothing else is going on: under load the loop has better things to do, and what waits
@@ -24,6 +26,10 @@ def runs_inline(running: int, admitted: int, expected_s: float | None) -> bool:
     Args:
         running: Other batches that are with the engine.
         admitted: Requests that are admitted and not with the engine: queued, or on their way in.
-        expected_s: Seconds it will be on the device; None where that is not known.
+        expected_s: Asked only then, for the seconds it will be on the device; None where that is
+            not known.
     """
-    return running == 0 and admitted == 0 and expected_s is not None and expected_s <= LONGEST_S
+    if running or admitted:
+        return False
+    seconds = expected_s()
+    return seconds is not None and seconds <= LONGEST_S

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from service.engine.base import DType, Output, Rows
 
@@ -48,8 +47,7 @@ class Holding(Protocol):
         """Return budget and slot: nobody reads the body any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the engine computed for one request.
 
     Attributes:

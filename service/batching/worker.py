@@ -1,4 +1,4 @@
-"""Where the engine runs: in threads beside the event loop, or on it where a batch is short."""
+"""Where the engine runs: in threads, its own or ours, or on the event loop for a short batch."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from service.engine.base import (
     LendsHostMemory,
     Rows,
     Segment,
+    StartsBatches,
 )
 from service.errors import EngineDead
 
@@ -49,7 +50,11 @@ class EngineWorker:
         self._engine = engine
         self._admitted = admitted
         self._launcher = engine if isinstance(engine, LaunchesBatches) else None
+        self._starter = engine if isinstance(engine, StartsBatches) else None
         self._running = 0
+        # With the engine's own threads.
+        self._started = 0
+        self._none_started = asyncio.Event()
         self._allocate: Callable[[int], Buffer] = (
             engine.allocate_host if isinstance(engine, LendsHostMemory) else bytearray
         )
@@ -62,6 +67,11 @@ class EngineWorker:
         ]
         for thread in self._threads:
             thread.start()
+        self._descriptors: tuple[int, ...] = ()
+        if self._starter is not None:
+            self._descriptors = self._starter.descriptors
+            for descriptor in self._descriptors:
+                self._loop.add_reader(descriptor, self._starter.collect)
 
     def start(self, members: Sequence[PendingRequest], done: Done) -> None:
         """Compute a batch; `done` gets its outcome later, on the event loop's thread."""
@@ -75,11 +85,15 @@ class EngineWorker:
         self._running += 1
         if engine is not None and inline:
             self._run_inline(engine, members, ended)
+        elif self._starter is not None:
+            self._start(self._starter, members, ended)
         else:
             self._run_in_thread(lambda: self._run(members), ended)
 
     def _runs_inline(self, engine: LaunchesBatches, members: Sequence[PendingRequest]) -> bool:
-        expected_s = engine.expected_s(members[0].key[1], sum(one.tokens for one in members))
+        def expected_s() -> float | None:
+            return engine.expected_s(members[0].key[1], sum(one.tokens for one in members))
+
         return runs_inline(self._running, self._admitted(), expected_s)
 
     def _run_inline(
@@ -100,6 +114,31 @@ class EngineWorker:
             self._run_in_thread(lambda: self._run(members), ended)
         else:
             self._loop.call_soon(self._collect, launched, outputs, ended)
+
+    def _start(self, engine: StartsBatches, members: Sequence[PendingRequest], ended: Done) -> None:
+        """Have the engine's own threads run the batch, or one of ours what those do not."""
+        outputs: Outputs = []
+
+        def over(outcome: BatchReport | Exception) -> None:
+            self._started -= 1
+            if not self._started:
+                self._none_started.set()
+            if isinstance(outcome, EngineDead):
+                self._dead = outcome
+            ended(outcome if isinstance(outcome, Exception) else (outcome, outputs))
+
+        def start() -> bool:
+            batch, found = self._form(members)
+            outputs.extend(found)
+            return engine.start(batch, over)
+
+        begun = self._attempt(start)
+        if isinstance(begun, BaseException):
+            self._loop.call_soon(ended, begun)
+        elif begun:
+            self._started += 1
+        else:
+            self._run_in_thread(lambda: self._run(members), ended)
 
     def _collect(self, launched: Launched, outputs: Outputs, ended: Done) -> None:
         """Wait for a launched batch if it is over soon; a thread goes on where it is not."""
@@ -142,6 +181,11 @@ class EngineWorker:
         """Let the threads finish what was started, then close the engine."""
         # A batch that was launched is collected in this turn of the loop, or handed to a thread.
         await asyncio.sleep(0)
+        while self._started:
+            self._none_started.clear()
+            await self._none_started.wait()
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
         together = threading.Barrier(len(self._threads))
         # A thread that waits takes no second job: when all have met, no batch runs any more.
         await asyncio.gather(*(self.call(together.wait) for _ in self._threads))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 
+from service.garbage import collecting_nothing
 from service.kernels.errors import InvalidArgument
 from service.kernels.ipc import Ipc
 from service.kernels.launcher import current_device, stream_of
 from service.kernels.library import Library
-from service.kernels.transfer import Graph, Staging, Transfer, Trip
+from service.kernels.runner import Runner
+from service.kernels.transfer import Graph, Staging, Transfer, Trip, Way, pack_laps
+
+# Between two events each.
+Laps: TypeAlias = "Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]"
 
 
 class _Foreign:
@@ -65,6 +70,7 @@ class CudaDevice:
             LibraryError: the library has no such functions.
         """
         self.device = device
+        self._library = library
         self._transfer = Transfer(library)
         self._ipc = Ipc(library)
         self.turn = self._transfer.turn
@@ -151,21 +157,26 @@ class CudaDevice:
             end.cuda_event,
         )
 
-    def gather(self, spans: bytes, target: torch.Tensor) -> None:
-        """Copy the spans to the first rows of host memory."""
-        self._transfer.gather(spans, target.data_ptr())
-
-    def scatter(self, source: torch.Tensor, spans: bytes, after: torch.cuda.Event) -> float:
-        """Wait, then fill the spans from the first rows of host memory.
-
-        Returns:
-            Seconds of host time after the event.
-        """
-        return self._transfer.scatter(source.data_ptr(), spans, after.cuda_event)
-
     def spin(self, event: torch.cuda.Event, seconds: float) -> bool:
         """Whether the event has passed, or the device failed, within so many seconds from now."""
         return self._transfer.spin(event.cuda_event, seconds)
+
+    def read_laps(self, laps: bytes) -> tuple[float, ...]:
+        """The seconds of each of `laps`, whose events have passed."""
+        return self._transfer.read_laps(laps)
+
+    def laps(self, laps: Laps) -> bytes:
+        """For `read_laps` and `trip`: the events must have been recorded once, if in a graph."""
+        return pack_laps([(begin.cuda_event, end.cuda_event) for begin, end in laps])
+
+    def runner(self, threads: int) -> Runner:
+        """Threads that run trips.
+
+        Raises:
+            LibraryError: the library has no such functions.
+        """
+        with torch.cuda.device(self.device):
+            return Runner(self._library, threads)
 
     def pin(self, memory: torch.Tensor) -> None:
         """Page-lock host memory that somebody else allocated, from any thread.
@@ -250,59 +261,60 @@ class CudaDevice:
         event.record(self.compute)
         return event
 
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """What `enqueue` puts on the current stream, as a graph; it allocates nothing.
-
-        Returns:
-            Launches all of it on the current stream.
-        """
-        graph = torch.cuda.CUDAGraph()
-        self._capture(graph, enqueue)
-        return graph.replay
-
-    def capture_graph(self, enqueue: Callable[[], None]) -> Graph:
-        """The same, to be launched by the library."""
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """What `enqueue` puts on the current stream, as a graph; it allocates nothing."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        self._capture(graph, enqueue)
+        with collecting_nothing():
+            # Not torch.cuda.graph(), which collects garbage and empties torch's cache each time.
+            # Other threads may pin memory meanwhile, which a capture in global mode would not
+            # survive.
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                enqueue()
+            finally:
+                graph.capture_end()
         return self._transfer.graph(graph.raw_cuda_graph(), self.compute.cuda_stream, graph)
 
-    def _capture(self, graph: torch.cuda.CUDAGraph, enqueue: Callable[[], None]) -> None:
-        # Not torch.cuda.graph(), which collects garbage and empties torch's cache each time. Other
-        # threads may pin memory meanwhile, which a capture in global mode would not survive.
-        graph.capture_begin(self._pool, capture_error_mode="thread_local")
-        try:
-            enqueue()
-        finally:
-            graph.capture_end()
-
-    def trip(self, ends: TripEnds, graph: Graph, answers: torch.Tensor) -> Trip:
-        """What `run_trip` takes.
+    def trip(self, ends: TripEnds, graph: Graph, answers: torch.Tensor, laps: bytes) -> Trip:
+        """A way to the device, through a graph of kernels, and back.
 
         Args:
             ends: Of the slot.
-            graph: Of `capture_graph`: from the rows to the answers.
+            graph: Of `capture`: from the rows to the answers.
             answers: Rows on the device.
+            laps: Of `laps`.
         """
-        return Trip(
-            upload=ends.upload,
+        way = Way(
             x=ends.x.data_ptr(),
             h2d=self.h2d.cuda_stream,
             begin=ends.begin.cuda_event,
             arrived=ends.arrived.cuda_event,
-            graph=graph,
-            compute=self.compute.cuda_stream,
             done=ends.done.cuda_event,
-            download=ends.download,
             answers=answers.data_ptr(),
             d2h=self.d2h.cuda_stream,
+        )
+        return self._trip(ends, graph, laps, way)
+
+    def small_trip(self, ends: TripEnds, graph: Graph, laps: bytes) -> Trip:
+        """The same where the graph goes from a piece to a piece; `end` is all of its events."""
+        return self._trip(ends, graph, laps, None)
+
+    def _trip(self, ends: TripEnds, graph: Graph, laps: bytes, way: Way | None) -> Trip:
+        return Trip(
+            upload=ends.upload,
+            graph=graph,
+            compute=self.compute.cuda_stream,
+            download=ends.download,
             end=ends.end.cuda_event,
+            way=way,
+            laps=laps,
         )
 
     def run_trip(self, trip: Trip, inputs: bytes, outputs: bytes) -> float:
-        """`send`, a graph and `receive` in one call.
+        """All of a trip in one call.
 
         Args:
-            trip: Of `trip`.
+            trip: Of either kind.
             inputs: As `transfer.pack_spans` makes them.
             outputs: Likewise; all are filled when it returns.
 
@@ -310,6 +322,14 @@ class CudaDevice:
             Seconds of host time after the last copy had ended.
         """
         return self._transfer.run_trip(trip, inputs, outputs)
+
+    def begin_trip(self, trip: Trip, inputs: bytes) -> None:
+        """Launch a small trip, of rows that are free when this returns."""
+        self._transfer.begin_trip(trip, inputs)
+
+    def end_trip(self, trip: Trip, outputs: bytes) -> float:
+        """Wait for it, and fill the answers; seconds of host time that it took."""
+        return self._transfer.end_trip(trip, outputs)
 
     def synchronize(self) -> None:
         """Wait for everything on the device."""

@@ -1,11 +1,11 @@
 """The GPU engine: gate/up on the fused kernels, the GPU never waiting.
 
 Several batches are in flight, each in a slot of its own: while one computes, the next is copied to
-the device and the last one back. Small batches are one CUDA graph each, copies included, and need
-no thread to wait for them; larger ones go by three streams, in one call while a graph of their
-kernels is worth having, else call by call. In the steady state nothing is allocated. Rows are
-computed in the resident dtype: gated is rounded to it once (twice by Kernel-1), the answer once
-more.
+the device and the last one back. Small batches are one CUDA graph each, copies included; larger
+ones go by three streams, with a graph of their kernels while that is worth having, else call by
+call. What has a graph runs in threads of the library's, without the interpreter. In the steady
+state nothing is allocated. Rows are computed in the resident dtype: gated is rounded to it once
+(twice by Kernel-1), the answer once more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
 from queue import Empty, SimpleQueue
 
 import torch
@@ -23,6 +25,7 @@ from service.engine.base import (
     Buffer,
     DeviceMemory,
     DType,
+    Ended,
     Gpu,
     Launched,
     ModelSpec,
@@ -42,21 +45,34 @@ from service.engine.passage import DOWN, Passage
 from service.engine.peaks import peak_flops
 from service.engine.slot import Product, Slot
 from service.engine.spans import Spans
-from service.engine.warm_up import (
-    capture,
-    capture_trips,
-    load_kernels,
-    measure_graphs,
-    prepare_threads,
-)
+from service.engine.warm_up import capture, load_kernels, measure_graphs, prepare_threads
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
+from service.kernels.runner import Ended as EndedTrip
+from service.kernels.transfer import Trip
 
 logger = logging.getLogger(__name__)
 
 # One batch comes in, one computes, one goes out; and one more, or each direction of the bus would
 # stand still while a thread sees to its batch.
 SLOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A batch in a thread of the library's.
+
+    Attributes:
+        slot: Its own meanwhile.
+        batch: Which.
+        size: Rows that are computed.
+        ended: Told of its end.
+    """
+
+    slot: Slot
+    batch: Batch
+    size: int
+    ended: Ended
 
 
 class FusedEngine:
@@ -93,6 +109,9 @@ class FusedEngine:
         self._trips: Mapping[Output, tuple[int, ...]] = dict.fromkeys(Output, ())
         self._graph_s: Mapping[tuple[Output, int], float] = {}
         self._passage = Passage(device, model, gate_up, down, self._memory)
+        self._runner = device.runner(slots)
+        self._tickets = count(1)
+        self._started: dict[int, _Started] = {}
         accuracy = 4 * torch.finfo(TORCH_DTYPES[model.spec.dtype]).eps
         self._known_answers = KnownAnswers(model.spec.hidden_size, self._run_row, accuracy)
 
@@ -185,11 +204,10 @@ class FusedEngine:
             products = self._passage.products
             load_kernels(self._device, slots[0], products, weights, sizes, max_batch_tokens)
             graphs = sum(
-                capture(self._device, slot, products, self._resident, self._buckets)
-                + capture_trips(self._device, slot, products, self._resident, self._trips)
-                for slot in slots
+                capture(self._device, slot, products, self._resident, *plans) for slot in slots
             )
-            self._graph_s = measure_graphs(self._device, slots[0], self.model.layers[0])
+            first = self.model.layers[0]
+            self._graph_s = measure_graphs(self._device, slots[0], first, self._buckets)
         for slot in slots:
             self._slots.put(slot)
         self._known_answers.record(self._resident)
@@ -236,16 +254,51 @@ class FusedEngine:
             slot = self._slots.get_nowait()
         except Empty:
             return None
+        trip = slot.trips[batch.layer, batch.output, bucket]
         with DeviceFaults(f"batch of {tokens} tokens"):
             self._device.enter()
             try:
-                outputs = self._passage.start_small(slot, batch, bucket)
+                outputs = self._passage.launch(trip, batch)
             except BaseException:
                 # No need to wait: a graph knows nothing of the batch's memory, and where it was
                 # launched and an error followed, the device is lost.
                 self._slots.put(slot)
                 raise
-        return self._launched(slot, batch, bucket, outputs)
+        return self._launched(slot, trip, batch, bucket, outputs)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The runner's."""
+        return (self._runner.descriptor,)
+
+    def start(self, batch: Batch, ended: Ended) -> bool:
+        """Have the library's threads run a batch that has a graph; False for any other.
+
+        Raises:
+            EngineError: it cannot be started.
+        """
+        size = self._size(batch)
+        if size is None or not self._is_plain(batch):
+            return False
+        try:
+            slot = self._slots.get_nowait()
+        except Empty:
+            return False
+        ticket = next(self._tickets)
+        trip = slot.trips[batch.layer, batch.output, size]
+        try:
+            self._passage.start_trip(self._runner, ticket, trip, batch)
+        except BaseException:
+            self._slots.put(slot)
+            raise
+        self._started[ticket] = _Started(slot, batch, size, ended)
+        return True
+
+    def collect(self) -> None:
+        """Tell of the batches that have ended."""
+        while (trip := self._runner.collect()) is not None:
+            started = self._started.pop(trip.ticket)
+            started.ended(self._outcome(started, trip))
 
     def self_test(self) -> None:
         """Run a known input on one resident layer, as a batch; each call takes the next.
@@ -271,17 +324,45 @@ class FusedEngine:
             )
         if not batch.is_on_host:
             return self._passage.run_on_device(slot, batch, tokens)
-        bucket = find_bucket(self._buckets[batch.output], tokens)
-        if bucket is not None:
-            outputs = self._passage.start_small(slot, batch, bucket)
-            host_s = self._passage.finish_small(slot, batch, outputs)
-            return self._passage.report_small(slot, batch.output, bucket, host_s)
-        trip = find_bucket(self._trips[batch.output], tokens)
-        if trip is not None:
-            return self._passage.run_trip(slot, batch, trip)
-        return self._passage.run_large(slot, batch, tokens)
+        size = self._size(batch)
+        if size is None:
+            return self._passage.run_large(slot, batch, tokens)
+        trip = slot.trips[batch.layer, batch.output, size]
+        return self._passage.run_trip(trip, batch, size)
 
-    def _launched(self, slot: Slot, batch: Batch, bucket: int, outputs: Spans) -> Launched:
+    def _size(self, batch: Batch) -> int | None:
+        """Rows of the graph for a batch; None where there is none."""
+        if not batch.is_on_host:
+            return None
+        tokens = batch.tokens
+        bucket = find_bucket(self._buckets[batch.output], tokens)
+        return find_bucket(self._trips[batch.output], tokens) if bucket is None else bucket
+
+    def _is_plain(self, batch: Batch) -> bool:
+        """Whether all rows are of the resident type, as they cross the bus."""
+        dtype = self.model.dtype
+        return all(
+            segment.input_dtype is dtype and segment.output_dtype is dtype
+            for segment in batch.segments
+        )
+
+    def _outcome(self, started: _Started, trip: EndedTrip) -> BatchReport | Exception:
+        """What came of a started batch; its slot is free."""
+        batch = started.batch
+        try:
+            with DeviceFaults(f"batch of {batch.tokens} tokens"):
+                if trip.error is not None:
+                    # The thread has waited for the device; this says whether it is lost.
+                    self._give_up(started.slot)
+                    raise trip.error
+            self._slots.put(started.slot)
+            return self._passage.report(batch.output, started.size, trip.laps_s, trip.host_s)
+        except Exception as error:  # noqa: BLE001 - whoever is told of the end decides
+            return error
+
+    def _launched(
+        self, slot: Slot, trip: Trip, batch: Batch, bucket: int, outputs: Spans
+    ) -> Launched:
         doing = f"batch of {batch.tokens} tokens"
         host_s = 0.0
 
@@ -290,7 +371,7 @@ class FusedEngine:
             with DeviceFaults(doing):
                 self._device.enter()
                 try:
-                    host_s = self._passage.finish_small(slot, batch, outputs)
+                    host_s = self._passage.finish(trip, batch, outputs)
                 except BaseException:
                     self._give_up(slot)
                     raise
@@ -298,7 +379,7 @@ class FusedEngine:
         def report() -> BatchReport:
             with DeviceFaults(doing):
                 try:
-                    return self._passage.report_small(slot, batch.output, bucket, host_s)
+                    return self._passage.read_report(trip, batch.output, bucket, host_s)
                 finally:
                     self._slots.put(slot)
 

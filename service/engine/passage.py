@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from service.engine.base import Batch, BatchReport, Output
 from service.engine.cuda_device import CudaDevice
 from service.engine.device_spans import DeviceSpans, arrange
@@ -10,6 +12,8 @@ from service.engine.host_memory import HostMemory
 from service.engine.slot import Product, Products, Seconds, Slot
 from service.engine.spans import Spans, convert_outputs, input_spans, output_spans
 from service.engine.weights import ResidentModel
+from service.kernels.runner import Runner
+from service.kernels.transfer import Trip
 
 DOWN = "down"
 
@@ -36,51 +40,46 @@ class Passage:
         self._memory = memory
         self._device_spans = DeviceSpans(device, model.spec.dtype, memory.allocate)
 
-    def start_small(self, slot: Slot, batch: Batch, bucket: int) -> Spans:
-        """Launch the graph of a bucket.
-
-        Args:
-            slot: Has the graph.
-            batch: Of at most `bucket` rows.
-            bucket: Rows of the graph.
+    def launch(self, trip: Trip, batch: Batch) -> Spans:
+        """Launch a small batch.
 
         Returns:
             Where the answers go.
         """
         inputs, outputs = self._spans_in(batch), self._spans_out(batch)
-        self._device.gather(inputs.packed, slot.upload.first)
-        with self._device.turn:
-            slot.graphs[batch.layer, batch.output, bucket]()
-            self._device.record(slot.graph_timers.end)
+        self._device.begin_trip(trip, inputs.packed)
         return outputs
 
-    def finish_small(self, slot: Slot, batch: Batch, outputs: Spans) -> float:
-        """Wait for the graph, and fill the answers; seconds of host time that it took."""
-        end = slot.graph_timers.end
-        host_s = self._device.scatter(slot.download.first, outputs.packed, end)
+    def finish(self, trip: Trip, batch: Batch, outputs: Spans) -> float:
+        """Wait for it, and fill the answers; seconds of host time that it took."""
+        host_s = self._device.end_trip(trip, outputs.packed)
         return host_s + convert_outputs(outputs, self._width(batch))
-
-    def report_small(self, slot: Slot, output: Output, bucket: int, host_s: float) -> BatchReport:
-        """What the graph took."""
-        return self._report(output, bucket, slot.graph_timers.read(output), host_s)
 
     def kernel(self, tokens: int) -> str:
         """What a client sees of a batch."""
         return self._gate_up.choose(tokens).name
 
-    def run_trip(self, slot: Slot, batch: Batch, bucket: int) -> BatchReport:
+    def run_trip(self, trip: Trip, batch: Batch, size: int) -> BatchReport:
         """The whole way in one call.
 
         Args:
-            slot: Has the trip.
-            batch: Of at most `bucket` rows.
-            bucket: Rows that are computed.
+            trip: Of a slot.
+            batch: Of at most `size` rows.
+            size: Rows that are computed.
         """
         inputs, outputs = self._spans_in(batch), self._spans_out(batch)
-        trip = slot.trips[batch.layer, batch.output, bucket]
         host_s = self._device.run_trip(trip, inputs.packed, outputs.packed)
         host_s += convert_outputs(outputs, self._width(batch))
-        return self._report(batch.output, bucket, slot.trip_timers.read(batch.output), host_s)
+        return self.read_report(trip, batch.output, size, host_s)
+
+    def start_trip(self, runner: Runner, ticket: int, trip: Trip, batch: Batch) -> None:
+        """Have a thread of the library's go the whole way, with rows of the resident type."""
+        inputs, outputs = self._spans_in(batch), self._spans_out(batch)
+        runner.start(ticket, trip, inputs.packed, outputs.packed)
+
+    def read_report(self, trip: Trip, output: Output, size: int, host_s: float) -> BatchReport:
+        """What a trip took that is over."""
+        return self.report(output, size, self._device.read_laps(trip.laps), host_s)
 
     def run_large(self, slot: Slot, batch: Batch, tokens: int) -> BatchReport:
         """Enqueue call by call on three streams, at the exact size, and wait for the answers."""
@@ -98,7 +97,8 @@ class Passage:
             timers.end,
         )
         host_s += convert_outputs(outputs, self._width(batch))
-        return self._report(batch.output, tokens, timers.read(batch.output), host_s)
+        laps_s = device.read_laps(slot.laps[batch.output])
+        return self.report(batch.output, tokens, laps_s, host_s)
 
     def run_on_device(self, slot: Slot, batch: Batch, tokens: int) -> BatchReport:
         """The same for a batch of any size, some of whose rows are on the device."""
@@ -107,7 +107,35 @@ class Passage:
         self._compute(slot, batch, tokens)
         host_s = self._device_spans.receive(slot, placed, slot.result(batch.output, tokens))
         del kept
-        return self._report(batch.output, tokens, slot.timers.read(batch.output), host_s)
+        laps_s = self._device.read_laps(slot.laps[batch.output])
+        return self.report(batch.output, tokens, laps_s, host_s)
+
+    def report(
+        self, output: Output, tokens: int, laps_s: Sequence[float], host_s: float
+    ) -> BatchReport:
+        """What a batch took.
+
+        Args:
+            output: Of the batch.
+            tokens: Rows that were computed.
+            laps_s: Of `Timers.laps`.
+            host_s: Seconds of host time after the last copy.
+        """
+        seconds = Seconds.of(output, laps_s)
+        chosen = self._gate_up.choose(tokens)
+        kernels: tuple[tuple[str, float], ...] = ((chosen.family, seconds.gate_up),)
+        if output is Output.MLP:
+            kernels = (*kernels, (DOWN, seconds.down))
+        return BatchReport(
+            kernel=chosen.name,
+            kernels=kernels,
+            stages={
+                "h2d": seconds.h2d,
+                "compute": seconds.busy,
+                "d2h": seconds.d2h + host_s,
+            },
+            busy_s=seconds.busy,
+        )
 
     def _compute(self, slot: Slot, batch: Batch, tokens: int) -> None:
         """Enqueue the kernels behind the rows' arrival."""
@@ -128,19 +156,3 @@ class Passage:
     def _spans_out(self, batch: Batch) -> Spans:
         dtype = self._resident.spec.dtype
         return output_spans(batch.segments, dtype, self._width(batch), self._memory.allocate)
-
-    def _report(self, output: Output, tokens: int, seconds: Seconds, host_s: float) -> BatchReport:
-        chosen = self._gate_up.choose(tokens)
-        kernels: tuple[tuple[str, float], ...] = ((chosen.family, seconds.gate_up),)
-        if output is Output.MLP:
-            kernels = (*kernels, (DOWN, seconds.down))
-        return BatchReport(
-            kernel=chosen.name,
-            kernels=kernels,
-            stages={
-                "h2d": seconds.h2d,
-                "compute": seconds.busy,
-                "d2h": seconds.d2h + host_s,
-            },
-            busy_s=seconds.busy,
-        )

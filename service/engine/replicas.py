@@ -10,6 +10,7 @@ from service.engine.base import (
     Batch,
     BatchReport,
     Buffer,
+    Ended,
     Engine,
     Gpu,
     Launched,
@@ -18,6 +19,7 @@ from service.engine.base import (
     ModelSpec,
     OnGpus,
     Output,
+    StartsBatches,
 )
 
 
@@ -36,7 +38,9 @@ def select_replica(in_flight: Sequence[int], concurrency: Sequence[int]) -> int 
 
 
 class ReplicatedEngine:
-    """Implements `service.engine.base.Engine`, `OnGpus`, `LendsHostMemory` and `LaunchesBatches`.
+    """Implements `service.engine.base.Engine` and what `service.engine.fused` has besides.
+
+    That is `OnGpus`, `LendsHostMemory`, `LaunchesBatches` and `StartsBatches`.
 
     They serve the same model by the same backend. Where one of them is dead, this one is: a
     supervisor's restart finds out which GPU is to blame.
@@ -149,6 +153,46 @@ class ReplicatedEngine:
             self._give_back(index)
             return None
         return self._launched(index, launched)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Those of all."""
+        return tuple(
+            descriptor
+            for engine in self._engines
+            if isinstance(engine, StartsBatches)
+            for descriptor in engine.descriptors
+        )
+
+    def start(self, batch: Batch, ended: Ended) -> bool:
+        """Start it on the GPU that has least to do; False while all are full, or as it says.
+
+        Raises:
+            EngineError: it cannot be started.
+        """
+        with self._changed:
+            index = self._take()
+        if index is None:
+            return False
+
+        def over(outcome: BatchReport | Exception) -> None:
+            self._give_back(index)
+            ended(outcome if isinstance(outcome, Exception) else self._shared(outcome))
+
+        engine = self._engines[index]
+        begun = False
+        try:
+            begun = isinstance(engine, StartsBatches) and engine.start(batch, over)
+        finally:
+            if not begun:
+                self._give_back(index)
+        return begun
+
+    def collect(self) -> None:
+        """Tell of what is over on any of them."""
+        for engine in self._engines:
+            if isinstance(engine, StartsBatches):
+                engine.collect()
 
     def self_test(self) -> None:
         """Test each.

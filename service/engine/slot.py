@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
 from service.engine.base import ModelSpec, Output
-from service.engine.cuda_device import CudaDevice, TripEnds
+from service.engine.cuda_device import CudaDevice, Laps, TripEnds
 from service.engine.host_memory import Pieces
 from service.engine.weights import TORCH_DTYPES, ResidentLayer
 from service.kernels.transfer import Graph, Trip
@@ -43,6 +43,15 @@ class Seconds:
     down: float
     d2h: float
 
+    @classmethod
+    def of(cls, output: Output, laps_s: Sequence[float]) -> Seconds:
+        """What laps took that are those of `Timers.laps`."""
+        if output is Output.MLP:
+            h2d, gate_up, down, d2h, *_ = laps_s
+        else:
+            (h2d, gate_up, d2h, *_), down = laps_s, 0.0
+        return cls(h2d, gate_up, down, d2h)
+
     @property
     def busy(self) -> float:
         """In which a kernel ran."""
@@ -73,27 +82,12 @@ class Timers:
         self.end = device.timer()
         self.note = device.record_beside if kernels_in_graph else device.record
 
-    def read(self, output: Output) -> Seconds:
-        """What the last batch took, once it is over."""
-        gate_up = _seconds(self.started, self.gated)
-        computed, down = self.gated, 0.0
+    def laps(self, output: Output) -> Laps:
+        """What `Seconds.of` takes."""
         if output is Output.MLP:
-            computed, down = self.computed, _seconds(self.down_started, self.computed)
-        return Seconds(
-            h2d=_seconds(self.begin, self.arrived),
-            gate_up=gate_up,
-            down=down,
-            d2h=_seconds(computed, self.end),
-        )
-
-    def total(self) -> float:
-        """Seconds from the first to the last."""
-        return _seconds(self.begin, self.end)
-
-
-def _seconds(first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-    milliseconds: float = first.elapsed_time(second)
-    return milliseconds / 1e3
+            compute = ((self.started, self.gated), (self.down_started, self.computed))
+            return ((self.begin, self.arrived), *compute, (self.computed, self.end))
+        return ((self.begin, self.arrived), (self.started, self.gated), (self.gated, self.end))
 
 
 class Slot:
@@ -105,8 +99,9 @@ class Slot:
         answer: [capacity, hidden_size].
         upload: What inputs pass through that are not copied from where they are.
         download: The same for answers.
-        graphs: Launches of whole small batches, by layer, output and bucket.
-        trips: Larger ones, of which a graph holds the kernels alone, likewise.
+        trips: Batches that have a graph, by layer, output and rows: of small ones it holds the
+            copies too, of larger ones the kernels alone.
+        laps: Of those that have none, for `CudaDevice.read_laps`.
     """
 
     def __init__(self, device: CudaDevice, model: ModelSpec, capacity: int) -> None:
@@ -123,7 +118,7 @@ class Slot:
         self.graph_timers = Timers(device, kernels_in_graph=True, copies_in_graph=True)
         self.trip_timers = Timers(device, kernels_in_graph=True)
         self.done = device.event()
-        self.graphs: dict[tuple[int, Output, int], Callable[[], None]] = {}
+        self.laps = {output: device.laps(self.timers.laps(output)) for output in Output}
         self.trips: dict[tuple[int, Output, int], Trip] = {}
 
     def result(self, output: Output, tokens: int) -> torch.Tensor:
@@ -152,10 +147,7 @@ class Slot:
     def enqueue_small(
         self, products: Products, weights: ResidentLayer, output: Output, tokens: int
     ) -> None:
-        """Enqueue a whole batch, from a piece to a piece; what a graph captures.
-
-        `graph_timers.end` is to be recorded behind it.
-        """
+        """Enqueue a whole batch, from a piece to a piece; what the graph of a small one holds."""
         result, timers = self.result(output, tokens), self.graph_timers
         timers.note(timers.begin)
         self.x[:tokens].copy_(self.upload.rows(tokens, self.x.shape[1]), non_blocking=True)
@@ -170,10 +162,25 @@ class Slot:
         self.compute(products, weights, output, tokens, self.trip_timers)
         self._device.join()
 
+    def small_trip(self, graph: Graph, output: Output) -> Trip:
+        """A small batch through such a graph."""
+        timers = self.graph_timers
+        return self._device.small_trip(
+            self._ends(timers), graph, self._device.laps(timers.laps(output))
+        )
+
     def trip(self, graph: Graph, output: Output) -> Trip:
-        """A trip through such a graph."""
+        """A larger one."""
         timers = self.trip_timers
-        ends = TripEnds(
+        return self._device.trip(
+            self._ends(timers),
+            graph,
+            self.result(output, self.capacity),
+            self._device.laps(timers.laps(output)),
+        )
+
+    def _ends(self, timers: Timers) -> TripEnds:
+        return TripEnds(
             upload=self.upload.staging,
             x=self.x,
             begin=timers.begin,
@@ -182,4 +189,3 @@ class Slot:
             download=self.download.staging,
             end=timers.end,
         )
-        return self._device.trip(ends, graph, self.result(output, self.capacity))

@@ -69,31 +69,30 @@ def load_kernels(  # noqa: PLR0917 - the order of the others here
     device.synchronize()
 
 
-def capture(
+def capture(  # noqa: PLR0917 - the order of the others here
     device: CudaDevice,
     slot: Slot,
     products: Products,
     model: ResidentModel,
-    buckets: Mapping[Output, Sequence[int]],
+    small: Mapping[Output, Sequence[int]],
+    larger: Mapping[Output, Sequence[int]],
 ) -> int:
-    """Capture every graph of a slot; returns how many."""
-    for layer, weights, output, size in _every(model, buckets):
+    """Capture every graph of a slot; returns how many.
+
+    Args:
+        device: To be entered by the thread.
+        slot: Gets a trip for each.
+        products: The kernels.
+        model: Every layer gets its own.
+        small: Of `buckets.plan_buckets`.
+        larger: Of `buckets.plan_trips`.
+    """
+    for layer, weights, output, size in _every(model, small):
         enqueue = partial(slot.enqueue_small, products, weights, output, size)
-        slot.graphs[layer, output, size] = device.capture(enqueue)
-    return len(slot.graphs)
-
-
-def capture_trips(
-    device: CudaDevice,
-    slot: Slot,
-    products: Products,
-    model: ResidentModel,
-    trips: Mapping[Output, Sequence[int]],
-) -> int:
-    """The same for trips."""
-    for layer, weights, output, size in _every(model, trips):
+        slot.trips[layer, output, size] = slot.small_trip(device.capture(enqueue), output)
+    for layer, weights, output, size in _every(model, larger):
         enqueue = partial(slot.enqueue_kernels, products, weights, output, size)
-        slot.trips[layer, output, size] = slot.trip(device.capture_graph(enqueue), output)
+        slot.trips[layer, output, size] = slot.trip(device.capture(enqueue), output)
     return len(slot.trips)
 
 
@@ -108,16 +107,16 @@ def _every(
 
 
 def measure_graphs(
-    device: CudaDevice, slot: Slot, layer: int
+    device: CudaDevice, slot: Slot, layer: int, small: Mapping[Output, Sequence[int]]
 ) -> Mapping[tuple[Output, int], float]:
-    """Seconds that a slot's graphs of one layer take, by output and bucket."""
+    """Seconds that a slot's small batches of one layer take, by output and bucket."""
     found = {}
-    for (of, output, bucket), replay in slot.graphs.items():
-        if of == layer:
-            # The first replay of a graph uploads it.
+    for output, buckets in small.items():
+        for bucket in buckets:
+            # A first launch takes longer.
             for _ in range(2):
-                replay()
-                device.record(slot.graph_timers.end)
+                device.begin_trip(slot.trips[layer, output, bucket], b"")
                 device.synchronize()
-            found[output, bucket] = slot.graph_timers.total()
+            timers = slot.graph_timers
+            (found[output, bucket],) = device.read_laps(device.laps([(timers.begin, timers.end)]))
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.kernels.abi import ABI_VERSION, CONFIG_AUTO, Args, Choice, Config, Raster, declare
-from service.kernels.errors import LibraryError, make_error
+from service.kernels.errors import KernelError, LibraryError, make_error
 
 _NAME = "libswiglu.so"
 _HERE = Path(__file__).resolve().parent
@@ -198,7 +198,11 @@ class Library:
             KernelError: or its subclass for the reason, if the status is not OK.
         """
         if status:
-            raise make_error(status, self.functions.swiglu_last_error().decode())
+            raise self.make_error(status)
+
+    def make_error(self, status: int) -> KernelError:
+        """The exception for such a status other than OK."""
+        return make_error(status, self.functions.swiglu_last_error().decode())
 
     def _read_configs(
         self, count: Callable[[], int], get_config: Callable[..., int]

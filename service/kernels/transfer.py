@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from struct import Struct
+from typing import NamedTuple
 
 from service.kernels.library import Library, bind
 
 # swiglu_span_t: address, bytes.
-_SPAN_BYTES = 16
+SPAN_BYTES = 16
+# swiglu_lap_t: two events.
+LAP_BYTES = 16
 # SWIGLU_DIRECT_BYTES: what is as long and page-locked is copied from and to where it is.
 DIRECT_BYTES = 64 << 10
 
@@ -50,10 +53,16 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         ctypes.c_int,
         (*(ctypes.c_char_p, ctypes.c_char_p, _COUNT, ctypes.c_char_p, _COUNT), _SECONDS),
     ),
+    "swiglu_begin_trip": (ctypes.c_int, (ctypes.c_char_p, ctypes.c_char_p, _COUNT)),
+    "swiglu_end_trip": (ctypes.c_int, (ctypes.c_char_p, ctypes.c_char_p, _COUNT, _SECONDS)),
+    "swiglu_read_laps": (ctypes.c_int, (ctypes.c_char_p, ctypes.c_int32, _SECONDS)),
     "swiglu_spin": (ctypes.c_int, (_POINTER, ctypes.c_double, ctypes.POINTER(ctypes.c_int32))),
-    "swiglu_gather": (ctypes.c_int, (ctypes.c_char_p, _COUNT, _POINTER)),
-    "swiglu_scatter": (ctypes.c_int, (_POINTER, ctypes.c_char_p, _COUNT, _POINTER, _SECONDS)),
 }
+
+
+def pack_laps(events: list[tuple[int, int]]) -> bytes:
+    """An array of swiglu_lap_t, of CUDA's handles."""
+    return Struct(f"{2 * len(events)}P").pack(*(event for lap in events for event in lap))
 
 
 def pack_spans(addresses_and_bytes: list[int]) -> bytes:
@@ -61,7 +70,7 @@ def pack_spans(addresses_and_bytes: list[int]) -> bytes:
     return Struct(f"{len(addresses_and_bytes)}q").pack(*addresses_and_bytes)
 
 
-class _Owned:
+class Owned:
     """Something of the library's that is made by one of its functions and let go by another.
 
     Attributes:
@@ -85,7 +94,7 @@ class _Owned:
             self._destroy(handle)
 
 
-class Staging(_Owned):
+class Staging(Owned):
     """Page-locked pieces through which rows pass; one call at a time may use it."""
 
     __slots__ = ()
@@ -107,7 +116,7 @@ class Staging(_Owned):
         super().__init__(library, create, destroy, address, piece_bytes, count)
 
 
-class Graph(_Owned):
+class Graph(Owned):
     """A captured graph, ready to be launched."""
 
     __slots__ = ("_captured",)
@@ -130,48 +139,66 @@ class Graph(_Owned):
         super().__init__(library, create, destroy, captured, stream)
 
 
+class Way(NamedTuple):
+    """What a trip passes besides its graph.
+
+    Attributes:
+        x: Address on the device.
+        h2d: Stream.
+        begin: Event.
+        arrived: Event.
+        done: Event, recorded behind the graph.
+        answers: Address on the device.
+        d2h: Stream.
+    """
+
+    x: int
+    h2d: int
+    begin: int
+    arrived: int
+    done: int
+    answers: int
+    d2h: int
+
+
+_NO_WAY = Way(0, 0, 0, 0, 0, 0, 0)
+
+
 class Trip:
     """All but the spans of one kind of batch in one set of buffers: swiglu_trip_t.
 
     Attributes:
         packed: The struct.
+        laps: What to measure of it, by `pack_laps`.
     """
 
-    __slots__ = ("_kept", "packed")
+    __slots__ = ("_kept", "laps", "packed")
 
     def __init__(
         self,
         *,
         upload: Staging,
-        x: int,
-        h2d: int,
-        begin: int,
-        arrived: int,
         graph: Graph,
         compute: int,
-        done: int,
         download: Staging,
-        answers: int,
-        d2h: int,
         end: int,
+        way: Way | None = None,
+        laps: bytes = b"",
     ) -> None:
         """Pack it.
 
         Args:
-            upload: For `send`.
-            x: Address on the device, as the stream and events that follow of CUDA's own handles.
-            h2d: Stream.
-            begin: Event.
-            arrived: Event.
-            graph: The kernels, launched behind `arrived`.
-            compute: Stream.
-            done: Event, recorded behind the graph.
-            download: For `receive`.
-            answers: Address on the device.
-            d2h: Stream.
+            upload: For `send`; or the graph reads from its first piece.
+            graph: Launched behind `way.arrived`, or at once.
+            compute: Stream, like all streams and events of CUDA's own handles.
+            download: For `receive`; or the graph leaves the answers in its first piece.
             end: Event.
+            way: To the device and back; None where the graph holds the copies.
+            laps: See Attributes.
         """
         self._kept = (upload, graph, download)
+        x, h2d, begin, arrived, done, answers, d2h = way or _NO_WAY
+        self.laps = laps
         self.packed = _TRIP.pack(
             upload.handle,
             x,
@@ -244,7 +271,7 @@ class Transfer:
         Raises:
             KernelError: the CUDA runtime refused; some copies may be under way.
         """
-        count = len(spans) // _SPAN_BYTES
+        count = len(spans) // SPAN_BYTES
         status = self._functions.swiglu_send(
             staging.handle, spans, count, device, stream, begin, arrived
         )
@@ -270,7 +297,7 @@ class Transfer:
         Raises:
             KernelError: the CUDA runtime refused; some copies may be under way.
         """
-        count = len(spans) // _SPAN_BYTES
+        count = len(spans) // SPAN_BYTES
         host_s = ctypes.c_double()
         status = self._functions.swiglu_receive(
             staging.handle, device, spans, count, stream, after, end, host_s
@@ -301,9 +328,9 @@ class Transfer:
         status = self._functions.swiglu_run_trip(
             trip.packed,
             inputs,
-            len(inputs) // _SPAN_BYTES,
+            len(inputs) // SPAN_BYTES,
             outputs,
-            len(outputs) // _SPAN_BYTES,
+            len(outputs) // SPAN_BYTES,
             host_s,
         )
         if status:
@@ -318,25 +345,46 @@ class Transfer:
             self.library.check(status)
         return bool(passed.value)
 
-    def gather(self, spans: bytes, target: int) -> None:
-        """Copy the spans one behind the other to an address in host memory."""
-        count = len(spans) // _SPAN_BYTES
-        status = self._functions.swiglu_gather(spans, count, target)
+    def begin_trip(self, trip: Trip, inputs: bytes) -> None:
+        """Launch a trip whose graph holds the copies, and wait for nothing.
+
+        Args:
+            trip: As in `run_trip`.
+            inputs: Spans of `pack_spans`, free when this returns; none for what was there before.
+
+        Raises:
+            KernelError: the CUDA runtime refused, or the spans are too long.
+        """
+        count = len(inputs) // SPAN_BYTES
+        status = self._functions.swiglu_begin_trip(trip.packed, inputs, count)
         if status:
             self.library.check(status)
 
-    def scatter(self, source: int, spans: bytes, after: int) -> float:
-        """Wait for an event, then fill the spans from an address in host memory.
+    def end_trip(self, trip: Trip, outputs: bytes) -> float:
+        """Wait for such a trip, and fill the spans.
 
         Returns:
-            Seconds of host time after the event.
+            Seconds of host time behind it.
+
+        Raises:
+            KernelError: the CUDA runtime refused, or the spans are too long.
+        """
+        host_s = ctypes.c_double()
+        count = len(outputs) // SPAN_BYTES
+        status = self._functions.swiglu_end_trip(trip.packed, outputs, count, host_s)
+        if status:
+            self.library.check(status)
+        return host_s.value
+
+    def read_laps(self, laps: bytes) -> tuple[float, ...]:
+        """The seconds of each lap of `pack_laps`, once all events have passed.
 
         Raises:
             KernelError: the CUDA runtime refused.
         """
-        count = len(spans) // _SPAN_BYTES
-        host_s = ctypes.c_double()
-        status = self._functions.swiglu_scatter(source, spans, count, after, host_s)
+        count = len(laps) // LAP_BYTES
+        seconds = (ctypes.c_double * count)()
+        status = self._functions.swiglu_read_laps(laps, count, seconds)
         if status:
             self.library.check(status)
-        return host_s.value
+        return tuple(seconds)

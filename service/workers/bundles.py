@@ -11,7 +11,6 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from typing import TypeAlias, cast
 
 from service.batching.request import Answer, BodyRoom, PendingRequest
@@ -363,7 +362,7 @@ class Bundles:
         if answer.release is not None:
             # Who waits for it has no way to say when it has been sent.
             data, release = memoryview(answer.data.tobytes()), answer.release
-            answer = replace(answer, data=data, release=None)
+            answer = answer._replace(data=data, release=None)
             release()
         if not member.future.done():
             member.future.set_result(answer)

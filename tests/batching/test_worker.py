@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +17,8 @@ from service.batching.arena import Arena
 from service.batching.batcher import Outcome
 from service.batching.request import PendingRequest
 from service.batching.worker import EngineWorker, allocate_outputs
-from service.engine.base import DType, Output
-from service.errors import EngineDead
+from service.engine.base import Batch, BatchReport, DType, Ended, Output
+from service.errors import EngineDead, EngineError, ServiceError
 from tests.engines import HIDDEN, FakeEngine, expected
 from tests.servers import wait_until
 
@@ -318,3 +321,97 @@ def test_a_batch_that_outlives_the_loop_is_forgotten():
     for job in (done.set, None):
         worker._jobs.put(job)
     assert done.wait(TIMEOUT_S), "the thread is not alive for the next job"
+
+
+class Starting(FakeEngine):
+    """Has threads of its own for batches of FP32 rows of less than `limit`."""
+
+    limit = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+        self.descriptors = (self.descriptor,)
+        self.refuses: Exception | None = None
+        self._over: list[Callable[[], None]] = []
+
+    def start(self, batch: Batch, ended: Ended) -> bool:
+        if self.refuses is not None:
+            raise self.refuses
+        if batch.tokens >= self.limit:
+            return False
+
+        def work() -> None:
+            try:
+                outcome: BatchReport | Exception = replace(self.run(batch), kernel="started")
+            except (RuntimeError, ServiceError) as error:
+                outcome = error
+            self._over.append(lambda: ended(outcome))
+            os.eventfd_write(self.descriptor, 1)
+
+        threading.Thread(target=work).start()
+        return True
+
+    def collect(self) -> None:
+        os.eventfd_read(self.descriptor)
+        over, self._over = self._over, []
+        for one in over:
+            one()
+
+    def close(self) -> None:
+        super().close()
+        os.close(self.descriptor)
+
+
+def test_an_engine_with_threads_of_its_own_runs_what_it_can():
+    async def main() -> None:
+        engine = Starting()
+        worker = EngineWorker(engine)
+        for count, kernel in ((3, "started"), (Starting.limit, "fake"), (2, "started")):
+            report, (data,) = await within(start(worker, member(rows(count))))
+            assert report.kernel == kernel
+            answer = np.frombuffer(data, "<f2").reshape(count, HIDDEN)
+            np.testing.assert_array_equal(answer, expected(rows(count), 0).astype("<f2"))
+        await worker.stop()
+        assert engine.closed
+
+    asyncio.run(main())
+
+
+def test_what_a_started_batch_failed_with_is_its_outcome():
+    async def main() -> None:
+        engine = Starting()
+        worker = EngineWorker(engine)
+        for error in (RuntimeError("no"), EngineError("neither")):
+            engine.fail_next = error
+            assert await within(start(worker, member(rows(1)))) is error
+            engine.refuses = error
+            assert await within(start(worker, member(rows(1)))) is error
+            engine.refuses = None
+        assert isinstance(await within(start(worker, member(rows(1)))), tuple)
+        engine.fail_next = dead = EngineDead("poisoned")
+        assert await within(start(worker, member(rows(1)))) is dead
+        assert await within(start(worker, member(rows(1)))) is dead
+        assert len(engine.batches) == 4, "a dead engine is left alone"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_stop_waits_for_started_batches(batches: int):
+    async def main() -> None:
+        engine = Starting()
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        futures = [start(worker, member(rows(1))) for _ in range(batches)]
+        for _ in range(batches):
+            assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
+        stopping = asyncio.ensure_future(worker.stop())
+        await asyncio.sleep(0.05)
+        assert not engine.closed
+        engine.gate.set()
+        await within(stopping)
+        assert engine.closed
+        assert all(future.done() for future in futures)
+
+    asyncio.run(main())

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <mutex>
 
 #include "copies.hpp"
 
@@ -16,6 +17,10 @@ struct Operation {
   intptr_t event;
 };
 
+// Of all that follows: a runner's threads come at the same time.
+std::recursive_mutex everything;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
 std::deque<Operation> pending;
 intptr_t events = 0;
 int64_t copies = 0;
@@ -26,6 +31,9 @@ int64_t questions = 0;
 int64_t answers_yes_from = 0;
 bool refuses_graphs = false;
 int64_t graphs_destroyed = 0;
+int64_t synchronized = 0;
+thread_local int32_t current = 0;
+int32_t launched_on = -1;
 
 // What a test's captured graph is: from `x` to `answers`, which is `bytes` long, in reverse.
 struct Reversal {
@@ -34,12 +42,8 @@ struct Reversal {
   int64_t bytes;
 };
 
-void run_until(intptr_t event) {
-  size_t last = 0;
-  for (size_t i = 0; i < pending.size(); ++i) {
-    if (pending[i].target == nullptr && pending[i].event == event) last = i + 1;
-  }
-  for (; last > 0; --last, pending.pop_front()) {
+void run_first(size_t count) {
+  for (; count > 0; --count, pending.pop_front()) {
     Operation const& first = pending.front();
     if (first.target != nullptr && first.source == nullptr) {
       auto const& reversal = *static_cast<Reversal const*>(first.target);
@@ -50,7 +54,17 @@ void run_until(intptr_t event) {
   }
 }
 
+void run_until(intptr_t event) {
+  Lock const lock(everything);
+  size_t last = 0;
+  for (size_t i = 0; i < pending.size(); ++i) {
+    if (pending[i].target == nullptr && pending[i].event == event) last = i + 1;
+  }
+  run_first(last);
+}
+
 swiglu::Error enqueue(void* target, void const* source, int64_t bytes) {
+  Lock const lock(everything);
   if (refuses) return {SWIGLU_CUDA_ERROR, "cudaMemcpyAsync: CUDA error: refused"};
   ++copies;
   pending.push_back({target, source, bytes, 0});
@@ -67,6 +81,7 @@ Error create_event(void** event) {
 }
 void destroy_event(void*) { --events; }
 Error record_event(void* event, void*) {
+  Lock const lock(everything);
   pending.push_back({nullptr, nullptr, 0, reinterpret_cast<intptr_t>(event)});
   return {};
 }
@@ -75,6 +90,7 @@ Error wait_for_event(void* event) {
   return {};
 }
 bool has_passed(void* event) {
+  Lock const lock(everything);
   if (++questions < answers_yes_from) return false;
   run_until(reinterpret_cast<intptr_t>(event));
   return true;
@@ -94,7 +110,29 @@ void destroy_graph(void*) { ++graphs_destroyed; }
 // A "graph" reverses the bytes between two addresses.
 Error launch_graph(void* graph, void*) {
   if (refuses_graphs) return {SWIGLU_CUDA_ERROR, "cudaGraphLaunch: CUDA error: refused"};
+  Lock const lock(everything);
+  launched_on = current;
   pending.push_back({graph, nullptr, 0, 0});
+  return {};
+}
+// So many milliseconds as their numbers differ by.
+Error seconds_between(void* from, void* to, double* seconds) {
+  *seconds = 1e-3 * static_cast<double>(reinterpret_cast<intptr_t>(to) -
+                                        reinterpret_cast<intptr_t>(from));
+  return {};
+}
+Error get_device(int32_t* device) {
+  *device = current;
+  return {};
+}
+Error use_device(int32_t device) {
+  current = device;
+  return {};
+}
+Error synchronize_device() {
+  Lock const lock(everything);
+  ++synchronized;
+  run_first(pending.size());
   return {};
 }
 bool is_page_locked(void const* host) {
@@ -116,6 +154,11 @@ SWIGLU_API void swiglu_test_refuse(int32_t all) { refuses = all != 0; }
 // From now on every launch of a graph is refused, or none.
 SWIGLU_API void swiglu_test_refuse_graphs(int32_t all) { refuses_graphs = all != 0; }
 SWIGLU_API int64_t swiglu_test_graphs_destroyed(void) { return graphs_destroyed; }
+// How often somebody has waited for the whole device.
+SWIGLU_API int64_t swiglu_test_synchronized(void) { return synchronized; }
+// The calling thread's current device, from now on.
+SWIGLU_API void swiglu_test_device(int32_t device) { current = device; }
+SWIGLU_API int32_t swiglu_test_launched_on(void) { return launched_on; }
 // Copies across the bus since the last call.
 SWIGLU_API int64_t swiglu_test_copies(void) {
   int64_t const made = copies;

@@ -192,28 +192,6 @@ def test_the_caller_may_reuse_what_went_through_pieces_at_once(device: Device) -
     assert x.content == before
 
 
-def test_gather_and_scatter_stay_on_the_host(device: Device) -> None:
-    memories = [Memory(3, 1), Memory(5, 2)]
-    target = Memory(8)
-    device.transfer.gather(spans_of(memories), target.address)
-    assert target.content == memories[0].content + memories[1].content
-    outputs = [Memory(5), Memory(3)]
-    assert 0 <= device.transfer.scatter(target.address, spans_of(outputs), AFTER) < 1
-    assert outputs[0].content + outputs[1].content == target.content
-    assert device.copies() == 0
-
-
-def test_scatter_waits_for_its_event(device: Device) -> None:
-    """What a graph copies to the piece is there when the event behind it has passed."""
-    x, piece = Memory(50, 8), Memory(50)
-    device.transfer.receive(device.staging, x.address, spans_of([piece]), STREAM, AFTER, END)
-    sent = Memory(50)
-    device.transfer.send(device.staging, spans_of([x]), sent.address, STREAM, BEGIN, ARRIVED)
-    output = Memory(50)
-    device.transfer.scatter(sent.address, spans_of([output]), ARRIVED)
-    assert output.content == x.content
-
-
 @pytest.mark.parametrize("no_times", [0, 1, 5])
 def test_spinning_ends_when_the_event_has_passed(device: Device, no_times: int) -> None:
     device.functions.swiglu_test_not_yet(ctypes.c_int64(no_times))
@@ -285,7 +263,7 @@ def test_a_refused_copy_is_an_error_with_cudas_words(device: Device) -> None:
 )
 def test_spans_that_are_none_are_refused(device: Device, numbers: list[int], sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{sentence}$"):
-        device.transfer.gather(pack_spans(numbers), device.pinned.address)
+        device.transfer.send(device.staging, pack_spans(numbers), 1, STREAM, BEGIN, ARRIVED)
 
 
 @pytest.mark.parametrize(("piece", "count"), [(0, 1), (1, 0)])

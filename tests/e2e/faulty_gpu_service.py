@@ -10,10 +10,11 @@ import sys
 import torch
 
 from service.config import load_settings
-from service.engine.base import Batch, BatchReport
+from service.engine.base import Batch
 from service.engine.create import create_engine
 from service.engine.fused import FusedEngine
-from service.engine.slot import Slot
+from service.kernels.runner import Runner
+from service.kernels.transfer import Trip
 from service.log import configure_logging
 from service.server import serve
 
@@ -26,16 +27,17 @@ _CYCLES = 1 << 44
 
 def spoil(engine: FusedEngine) -> None:
     """Put a spinning kernel or a failing assertion before the kernels of a batch."""
-    run = engine._passage.run_trip
+    start = engine._passage.start_trip
 
-    def spoilt(slot: Slot, batch: Batch, bucket: int) -> BatchReport:
+    def spoilt(runner: Runner, ticket: int, trip: Trip, batch: Batch) -> None:
+        engine._device.enter()
         if batch.tokens == HANGS:
             torch.cuda._sleep(_CYCLES)
         if batch.tokens == BREAKS:
             torch._assert_async(torch.zeros(1, device="cuda"))
-        return run(slot, batch, bucket)
+        start(runner, ticket, trip, batch)
 
-    engine._passage.run_trip = spoilt  # type: ignore[method-assign]
+    engine._passage.start_trip = spoilt  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from struct import iter_unpack
 from typing import NamedTuple
 
@@ -16,8 +18,9 @@ from service.engine.base import ModelSpec
 from service.engine.cuda_device import TripEnds
 from service.engine.gate_up import ChosenKernel
 from service.kernels import reference
-from service.kernels.errors import CudaError
+from service.kernels.errors import CudaError, KernelError
 from service.kernels.library import KernelChoice
+from service.kernels.runner import MAX_LAPS, Ended
 
 
 class Operation(NamedTuple):
@@ -52,9 +55,59 @@ class FakeEvent:
         if self._device is not None:
             self._device.log.append(Operation("host", "wait", self))
 
-    def elapsed_time(self, other: FakeEvent) -> float:
-        assert other is not self
-        return 1.0
+
+class FakeTrip(NamedTuple):
+    """What Trip is.
+
+    Attributes:
+        answers: None where the graph holds the copies.
+    """
+
+    ends: TripEnds
+    graph: Callable[[], None]
+    answers: torch.Tensor | None
+    laps: Sequence[tuple[FakeEvent, FakeEvent]]
+
+
+class FakeRunner:
+    """What Runner is, with a thread for each trip.
+
+    Attributes:
+        fails: What the next trip fails with.
+        started: Trips.
+    """
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fails: KernelError | None = None
+        self.started = 0
+        self._device = device
+        self._ended: SimpleQueue[Ended] = SimpleQueue()
+
+    def start(self, ticket: int, trip: FakeTrip, inputs: bytes, outputs: bytes) -> None:
+        self.started += 1
+        error, self.fails = self.fails, None
+
+        def work() -> None:
+            self._device.enter()
+            host_s = 0.0 if error else self._device.run_trip(trip, inputs, outputs)
+            laps_s = self._device.read_laps(trip.laps)
+            padding = (-1.0,) * (MAX_LAPS - len(laps_s))
+            self._ended.put(Ended(ticket, host_s, (*laps_s, *padding), error))
+            os.eventfd_write(self.descriptor, 1)
+
+        threading.Thread(target=work).start()
+
+    def collect(self) -> Ended | None:
+        try:
+            ended = self._ended.get_nowait()
+        except Empty:
+            return None
+        os.eventfd_read(self.descriptor)
+        return ended
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class FakeStream:
@@ -89,6 +142,7 @@ class FakeDevice:
         pinned_by_others: Address and bytes of what it was asked to pin.
         shared: What others have allocated on it, by handle.
         mapped: Addresses of what was opened of it, as often as it was.
+        runners: What it has made.
         captures: Graphs captured.
         replays: Graphs launched.
         idle: Called by `synchronize`.
@@ -108,6 +162,7 @@ class FakeDevice:
         self.pinned_by_others: set[tuple[int, int]] = set()
         self.shared: dict[bytes, torch.Tensor] = {}
         self.mapped: list[int] = []
+        self.runners: list[FakeRunner] = []
         self.captures = self.replays = 0
         self.idle: Callable[[], None] = lambda: None
         self.is_over = True
@@ -159,27 +214,38 @@ class FakeDevice:
             self.log.append(Operation(stream.name, "copy on device"))
             target.copy_(source)
 
-    def staging(self, memory: torch.Tensor, piece_bytes: int, count: int) -> None:
+    def staging(self, memory: torch.Tensor, piece_bytes: int, count: int) -> torch.Tensor:
         assert memory.nbytes == piece_bytes * count
+        return memory[:piece_bytes]
 
     def send(
-        self, staging: None, spans: bytes, x: torch.Tensor, begin: FakeEvent, arrived: FakeEvent
+        self,
+        staging: torch.Tensor,
+        spans: bytes,
+        x: torch.Tensor,
+        begin: FakeEvent,
+        arrived: FakeEvent,
     ) -> None:
         assert threading.get_ident() in self.entered
         begin.record(self.h2d)
         self.log.append(Operation("h2d", "copy"))
-        self.gather(spans, x)
+        self._fill(spans, x)
         arrived.record(self.h2d)
 
     def receive(
-        self, staging: None, source: torch.Tensor, spans: bytes, after: FakeEvent, end: FakeEvent
+        self,
+        staging: torch.Tensor,
+        source: torch.Tensor,
+        spans: bytes,
+        after: FakeEvent,
+        end: FakeEvent,
     ) -> float:
         self.d2h.wait_event(after)
         self.log.append(Operation("d2h", "copy"))
         end.record(self.d2h)
-        return self.scatter(source, spans, end)
+        return self._empty(source, spans, end)
 
-    def gather(self, spans: bytes, target: torch.Tensor) -> None:
+    def _fill(self, spans: bytes, target: torch.Tensor) -> None:
         self.log.append(Operation("host", "fill"))
         at = target.data_ptr()
         for address, nbytes in iter_unpack("2q", spans):
@@ -187,7 +253,7 @@ class FakeDevice:
             ctypes.memmove(at, address, nbytes)
             at += nbytes
 
-    def scatter(self, source: torch.Tensor, spans: bytes, after: FakeEvent) -> float:
+    def _empty(self, source: torch.Tensor, spans: bytes, after: FakeEvent) -> float:
         assert after.records, "waited for nothing"
         self.log.append(Operation("host", "wait", after))
         self.log.append(Operation("host", "empty"))
@@ -229,26 +295,46 @@ class FakeDevice:
 
         return replay
 
-    def capture_graph(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        return self.capture(enqueue)
+    def laps(self, laps: Sequence[tuple[FakeEvent, FakeEvent]]) -> object:
+        return laps
+
+    def read_laps(self, laps: Sequence[tuple[FakeEvent, FakeEvent]]) -> tuple[float, ...]:
+        assert all(begin is not end for begin, end in laps)
+        return (1e-3,) * len(laps)
+
+    def runner(self, threads: int) -> FakeRunner:
+        self.runners.append(FakeRunner(self))
+        return self.runners[-1]
 
     def trip(
-        self, ends: TripEnds, graph: Callable[[], None], answers: torch.Tensor
-    ) -> tuple[TripEnds, Callable[[], None], torch.Tensor]:
-        return ends, graph, answers
+        self, ends: TripEnds, graph: Callable[[], None], answers: torch.Tensor, laps
+    ) -> FakeTrip:
+        return FakeTrip(ends, graph, answers, laps)
 
-    def run_trip(
-        self,
-        trip: tuple[TripEnds, Callable[[], None], torch.Tensor],
-        inputs: bytes,
-        outputs: bytes,
-    ) -> float:
-        ends, graph, answers = trip
-        self.send(None, inputs, ends.x, ends.begin, ends.arrived)
+    def small_trip(self, ends: TripEnds, graph: Callable[[], None], laps) -> FakeTrip:
+        return FakeTrip(ends, graph, None, laps)
+
+    def run_trip(self, trip: FakeTrip, inputs: bytes, outputs: bytes) -> float:
+        ends = trip.ends
+        if trip.answers is None:
+            self.begin_trip(trip, inputs)
+            return self.end_trip(trip, outputs)
+        self.send(ends.upload, inputs, ends.x, ends.begin, ends.arrived)
         self.compute.wait_event(ends.arrived)
-        graph()
+        trip.graph()
         self.record(ends.done)
-        return self.receive(None, answers, outputs, ends.done, ends.end)
+        return self.receive(ends.download, trip.answers, outputs, ends.done, ends.end)
+
+    def begin_trip(self, trip: FakeTrip, inputs: bytes) -> None:
+        assert trip.answers is None
+        assert threading.get_ident() in self.entered
+        self._fill(inputs, trip.ends.upload)
+        trip.graph()
+        self.record(trip.ends.end)
+
+    def end_trip(self, trip: FakeTrip, outputs: bytes) -> float:
+        assert trip.answers is None
+        return self._empty(trip.ends.download, outputs, trip.ends.end)
 
     def synchronize(self) -> None:
         self.log.append(Operation("host", "wait"))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from service.engine.base import DType, Engine, LendsHostMemory, OnGpus, Output, PinsHostMemory
+from service.engine.base import (
+    DType,
+    Engine,
+    LendsHostMemory,
+    OnGpus,
+    Output,
+    PinsHostMemory,
+    StartsBatches,
+)
 from service.engine.buckets import GRAPH_BYTES
 from service.engine.fused import SLOTS
 from service.errors import EngineDead, EngineError
+from service.kernels.errors import CudaError
 from service.kernels.transfer import DIRECT_BYTES
 from tests.engine.batches import make_batch, make_model
 from tests.engine.fake_device import FakeEvent, FakeStream, Operation
@@ -343,7 +354,7 @@ def test_a_launch_that_fails_gives_its_slot_back_and_waits_for_nothing(
     made.device.log.clear()
     kind = EngineDead if isinstance(error, torch.AcceleratorError) else ValueError
     with monkeypatch.context() as patch:
-        patch.setattr(made.device, "gather", refuse)
+        patch.setattr(made.device, "begin_trip", refuse)
         with pytest.raises(kind):
             made.engine.launch(make_batch(made.engine.model, [draw(1)]))
     assert made.device.log == []
@@ -360,8 +371,98 @@ def test_a_lost_device_is_found_out_when_a_launched_batch_is_finished(make, monk
     def lost() -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(made.device, "scatter", refuse)
+    monkeypatch.setattr(made.device, "end_trip", refuse)
     made.device.idle = lost
     with pytest.raises(EngineDead, match=r"^batch of 1 tokens: CUDA error: unspecified"):
         launched.finish()
+    assert made.engine._slots.qsize() == 1
+
+
+def collect(made: Made, count: int = 1) -> None:
+    """Until so many more ends were told of."""
+    for _ in range(count):
+        (descriptor,) = made.engine.descriptors
+        assert select.select([descriptor], [], [], 20)[0], "nothing ended"
+        made.engine.collect()
+
+
+@pytest.mark.parametrize("output", Output)
+@pytest.mark.parametrize("counts", [(1,), (3, 1, 4), (17,), (20, 12)])
+def test_a_started_batch_needs_no_thread_of_ours(
+    make, output: Output, counts: tuple[int, ...]
+) -> None:
+    made = make(slots=1)
+    assert isinstance(made.engine, StartsBatches)
+    inputs = [draw(n, seed=i) for i, n in enumerate(counts)]
+    batch = make_batch(made.engine.model, inputs, layer=3, output=output)
+    outcomes: list[object] = []
+    assert made.engine.start(batch, outcomes.append)
+    assert made.engine._slots.qsize() == 0
+    assert not made.engine.start(batch, outcomes.append), "no slot is free"
+    collect(made)
+    assert_right(made.model, inputs, batch)
+    assert made.engine._slots.qsize() == 1
+    again = make_batch(made.engine.model, inputs, layer=3, output=output)
+    report = made.engine.run(again)
+    (found,) = outcomes
+    assert replace(found, stages={**found.stages, "d2h": report.stages["d2h"]}) == report
+    made.engine.collect()
+    assert len(outcomes) == 1
+
+
+@pytest.mark.parametrize(
+    "tokens_and_type", [(LARGEST_TRIP + 1, torch.bfloat16), (3, torch.float32)]
+)
+def test_what_has_no_graph_or_another_type_is_not_started(make, tokens_and_type) -> None:
+    made = make()
+    tokens, dtype = tokens_and_type
+    batch = make_batch(made.engine.model, [draw(2), draw(tokens - 2, dtype)])
+    assert not made.engine.start(batch, lambda outcome: pytest.fail("not started"))
+    batch = make_batch(made.engine.model, [draw(2)], output_dtype=DType.FP32)
+    assert not made.engine.start(batch, lambda outcome: pytest.fail("not started"))
+    assert made.engine._slots.qsize() == 2
+    assert made.device.runners[0].started == 0
+
+
+def test_a_started_batch_that_fails_is_told_of_and_leaves_its_slot(make) -> None:
+    made = make(slots=1)
+    (runner,) = made.device.runners
+    batch = make_batch(made.engine.model, [draw(20)])
+    outcomes: list[object] = []
+    runner.fails = CudaError("cudaGraphLaunch: CUDA error: no")
+    made.device.log.clear()
+    made.engine.start(batch, outcomes.append)
+    collect(made)
+    assert isinstance(outcomes[0], CudaError)
+    assert Operation("host", "wait") in made.device.log
+    made.engine.start(batch, outcomes.append)
+    collect(made)
+    assert_right(made.model, [draw(20)], batch)
+
+
+def test_a_started_batch_finds_out_that_the_device_is_lost(make) -> None:
+    made = make(slots=1)
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    made.device.idle = lost
+    made.device.runners[0].fails = CudaError("cudaEventSynchronize: CUDA error: gone")
+    outcomes: list[object] = []
+    made.engine.start(make_batch(made.engine.model, [draw(20)]), outcomes.append)
+    collect(made)
+    assert isinstance(outcomes[0], EngineDead)
+    assert str(outcomes[0]) == "batch of 20 tokens: CUDA error: unspecified launch failure"
+    assert made.engine._slots.qsize() == 1
+
+
+def test_what_cannot_be_started_leaves_its_slot(make, monkeypatch) -> None:
+    made = make(slots=1)
+
+    def refuse(*_: object) -> None:
+        raise EngineError("no")
+
+    monkeypatch.setattr(made.device.runners[0], "start", refuse)
+    with pytest.raises(EngineError, match="no"):
+        made.engine.start(make_batch(made.engine.model, [draw(20)]), lambda outcome: None)
     assert made.engine._slots.qsize() == 1

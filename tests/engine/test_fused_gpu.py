@@ -5,11 +5,11 @@ pytest -m gpu tests/engine
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,7 +167,7 @@ def in_lent_memory(engine: FusedEngine, batch: Batch) -> Batch:
     for segment in batch.segments:
         memory = memoryview(engine.allocate_host(segment.input.nbytes))
         memory[:] = segment.input
-        segments.append(replace(segment, input=memory))
+        segments.append(segment._replace(input=memory))
     return Batch(batch.layer, batch.output, segments)
 
 
@@ -226,6 +226,42 @@ def test_padding_changes_no_bit_of_the_rows_before_it(engine: FusedEngine, graph
     assert torch.equal(answers(part)[0], answers(whole)[0][: bucket - 1])
 
 
+def collect(engine: FusedEngine, outcomes: list[object], count: int) -> None:
+    """Until so many were told of."""
+    while len(outcomes) < count:
+        assert select.select(engine.descriptors, [], [], 20)[0], "nothing ended"
+        engine.collect()
+
+
+def test_started_batches_give_the_bits_of_those_that_are_run(engine: FusedEngine) -> None:
+    for output in Output:
+        for size in (*engine._buckets[output], *engine._trips[output]):
+            tokens = size - size // 3
+            parts = (
+                [draw(tokens - tokens // 4), draw(tokens // 4)] if tokens > 3 else [draw(tokens)]
+            )
+            ran, *started = [
+                make_batch(engine.model, parts, layer=3, output=output)
+                for _ in range(1 + engine.concurrency)
+            ]
+            report = engine.run(ran)
+            outcomes: list[object] = []
+            for batch in started:
+                assert engine.start(batch, outcomes.append)
+            assert not engine.start(ran, outcomes.append), "there are no more slots"
+            collect(engine, outcomes, len(started))
+            for batch, outcome in zip(started, outcomes, strict=True):
+                assert all(
+                    torch.equal(*pair) for pair in zip(answers(batch), answers(ran), strict=True)
+                )
+                assert (outcome.kernel, [name for name, _ in outcome.kernels]) == (
+                    report.kernel,
+                    [name for name, _ in report.kernels],
+                )
+                assert 0 < outcome.busy_s < 1
+                assert all(0 < seconds < 1 for seconds in outcome.stages.values())
+
+
 def test_the_same_input_gives_the_same_bits(engine: FusedEngine) -> None:
     for tokens in (1, 100, 1000, 4096):
         first, second = (make_batch(engine.model, [draw(tokens)]) for _ in range(2))
@@ -265,6 +301,12 @@ def test_nothing_is_allocated_in_the_steady_state() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    started: list[object] = []
+    for batch in batches * 5:
+        if not engine.start(batch, started.append):
+            collect(engine, started, len(started) + 1)
+            assert engine.start(batch, started.append)
+    collect(engine, started, 5 * len(batches))
     engine.self_test()
     assert counters() == before
     # Nor behind torch's back: cuBLAS, graphs, module loading.
@@ -332,13 +374,18 @@ def test_it_measures_for_a_checkpoint_once(tmp_path: Path, caplog) -> None:
 
 LOST = """
 import time, torch
-from tests.engine.test_fused_gpu import draw, make_batch, make_engine
+from tests.engine.test_fused_gpu import collect, draw, make_batch, make_engine
 from service.errors import EngineDead
 engine = make_engine()
 torch._assert_async(torch.zeros(1, device="cuda"))
 began = time.monotonic()
+batch, outcomes = make_batch(engine.model, [draw({tokens})]), []
 try:
-    engine.run(make_batch(engine.model, [draw({tokens})]))
+    if {started}:
+        assert engine.start(batch, outcomes.append)
+        collect(engine, outcomes, 1)
+        raise outcomes[0]
+    engine.run(batch)
 except EngineDead as error:
     print("dead", time.monotonic() - began, str(error).replace(chr(10), " "))
 try:
@@ -351,10 +398,10 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("tokens", [1, 1000])
-def test_a_lost_device_ends_the_engine_within_a_second(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "started"), [(1, False), (1000, False), (1000, True)])
+def test_a_lost_device_ends_the_engine_within_a_second(tokens: int, started: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOST.format(tokens=tokens)],
+        [sys.executable, "-c", LOST.format(tokens=tokens, started=started)],
         capture_output=True,
         text=True,
         check=False,

@@ -14,6 +14,7 @@ from service.engine.base import (
     Batch,
     BatchReport,
     DType,
+    Ended,
     Engine,
     Gpu,
     Launched,
@@ -22,6 +23,7 @@ from service.engine.base import (
     OnGpus,
     Output,
     Segment,
+    StartsBatches,
 )
 from service.engine.replicas import ReplicatedEngine, select_replica
 from service.errors import EngineDead, EngineError
@@ -239,4 +241,66 @@ def test_replicas_that_cannot_launch_do_not() -> None:
     _, engine = make()
     assert engine.expected_s(Output.MLP, 3) is None
     assert engine.launch(make_batch(3)) is None
+    assert engine._in_flight == [0, 0]
+
+
+class Starting(Replica):
+    """Ends its batches when it is asked to collect."""
+
+    def __init__(self, index: int, concurrency: int = 1) -> None:
+        super().__init__(index, concurrency)
+        self.descriptors = (100 + index,)
+        self.over: list[tuple[Batch, Ended]] = []
+        self.takes = True
+
+    def start(self, batch: Batch, ended: Ended) -> bool:
+        error, self.fail_next = self.fail_next, None
+        if error is not None:
+            raise error
+        if self.takes:
+            self.over.append((batch, ended))
+        return self.takes
+
+    def collect(self) -> None:
+        over, self.over = self.over, []
+        for batch, ended in over:
+            ended(self.run(batch))
+
+
+def test_started_batches_go_to_the_gpu_that_idles_and_no_more_than_it_takes() -> None:
+    replicas = [Starting(index) for index in range(2)]
+    engine = ReplicatedEngine(replicas)
+    assert isinstance(engine, StartsBatches)
+    assert engine.descriptors == (100, 101)
+    reports: list[BatchReport | Exception] = []
+    assert [engine.start(make_batch(3), reports.append) for _ in range(3)] == [True, True, False]
+    engine.collect()
+    assert [report.kernel for report in reports] == ["on 0", "on 1"]
+    assert sum(report.busy_s for report in reports) == 0.5
+    assert engine._in_flight == [0, 0]
+
+
+def test_a_batch_that_is_not_started_leaves_its_place_to_the_next() -> None:
+    replicas = [Starting(0)]
+    engine = ReplicatedEngine(replicas)
+    replicas[0].takes = False
+    assert not engine.start(make_batch(3), lambda outcome: None)
+    replicas[0].fail_next = EngineDead("gone")
+    with pytest.raises(EngineDead, match="gone"):
+        engine.start(make_batch(3), lambda outcome: None)
+    assert engine._in_flight == [0]
+    outcomes: list[BatchReport | Exception] = []
+    replicas[0].takes = True
+    assert engine.start(make_batch(3), outcomes.append)
+    _, ended = replicas[0].over.pop()
+    ended(EngineError("failed"))
+    assert str(outcomes[0]) == "failed"
+    assert engine._in_flight == [0]
+
+
+def test_replicas_that_cannot_start_do_not() -> None:
+    _, engine = make()
+    assert engine.descriptors == ()
+    assert not engine.start(make_batch(3), lambda outcome: None)
+    engine.collect()
     assert engine._in_flight == [0, 0]

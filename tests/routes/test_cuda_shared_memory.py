@@ -79,7 +79,7 @@ class GpuEngine(FakeEngine):
             return one.memory.view(one) if isinstance(one, DeviceWindow) else one
 
         segments = [
-            replace(segment, input=here(segment.input), output=here(segment.output))
+            segment._replace(input=here(segment.input), output=here(segment.output))
             for segment in batch.segments
         ]
         report = super().run(replace(batch, segments=segments))

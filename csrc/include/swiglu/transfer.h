@@ -81,7 +81,13 @@ SWIGLU_API swiglu_status_t swiglu_graph_create(void* captured, void* stream, voi
 /* No launch of it may be under way. NULL is fine. */
 SWIGLU_API void swiglu_graph_destroy(void* graph);
 
-/* All but the spans of one kind of batch in one set of buffers. Anything else stays the same. */
+/*
+ * All but the spans of one kind of batch in one set of buffers. Anything else stays the same.
+ *
+ * Where `x` is NULL, the graph holds the copies too: from the first piece of `upload`, to the first
+ * of `download`. All of a batch must fit there; `graph`, `compute` and `end` are what is used
+ * besides.
+ */
 typedef struct swiglu_trip {
   swiglu_staging_t* upload;
   void* x;      /* device: where the rows go */
@@ -98,13 +104,39 @@ typedef struct swiglu_trip {
 } swiglu_trip_t;
 
 /*
- * swiglu_send, the graph behind `arrived`, swiglu_receive behind `done`: a whole batch in one call.
- * An interpreter gives its lock away and takes it back once, where each call of its own could find
- * it taken by another thread.
+ * swiglu_send, the graph behind `arrived`, swiglu_receive behind `done`; or swiglu_begin_trip and
+ * swiglu_end_trip, where the graph holds the copies: a whole batch in one call. An interpreter
+ * gives its lock away and takes it back once, where each call of its own could find it taken by
+ * another thread.
  */
 SWIGLU_API swiglu_status_t swiglu_run_trip(swiglu_trip_t const* trip, swiglu_span_t const* inputs,
                                            int64_t num_inputs, swiglu_span_t const* outputs,
                                            int64_t num_outputs, double* host_s);
+
+/*
+ * Of a trip whose graph holds the copies: copies the spans one behind the other to where it reads,
+ * launches it, records `end`. Without spans it reads what is there. The spans are free when the
+ * call returns.
+ */
+SWIGLU_API swiglu_status_t swiglu_begin_trip(swiglu_trip_t const* trip, swiglu_span_t const* inputs,
+                                             int64_t num_inputs);
+
+/*
+ * Waits for the `end` of such a trip, then fills one span after the other. `host_s` becomes the
+ * seconds since the event was found to have passed.
+ */
+SWIGLU_API swiglu_status_t swiglu_end_trip(swiglu_trip_t const* trip, swiglu_span_t const* outputs,
+                                           int64_t num_outputs, double* host_s);
+
+/* Two events that measure time, of which the second is recorded behind the first. */
+typedef struct swiglu_lap {
+  void* from;
+  void* to;
+} swiglu_lap_t;
+
+/* The seconds of each lap, once all its events have passed. */
+SWIGLU_API swiglu_status_t swiglu_read_laps(swiglu_lap_t const* laps, int32_t count,
+                                            double* seconds);
 
 /*
  * Asks again and again whether the event has passed, for so many seconds at most; `passed` becomes 1
@@ -112,16 +144,6 @@ SWIGLU_API swiglu_status_t swiglu_run_trip(swiglu_trip_t const* trip, swiglu_spa
  * of it.
  */
 SWIGLU_API swiglu_status_t swiglu_spin(void* event, double seconds, int32_t* passed);
-
-/* Copies the spans one behind the other to `target`, in host memory. */
-SWIGLU_API swiglu_status_t swiglu_gather(swiglu_span_t const* spans, int64_t count, void* target);
-
-/*
- * Waits for the event `after`, then copies from `source`, in host memory, to one span after the
- * other. `host_s` becomes the seconds since the event was found to have passed.
- */
-SWIGLU_API swiglu_status_t swiglu_scatter(void const* source, swiglu_span_t const* spans,
-                                          int64_t count, void* after, double* host_s);
 
 #ifdef __cplusplus
 }

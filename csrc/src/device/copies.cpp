@@ -81,4 +81,18 @@ Error launch_graph(void* graph, void* stream) {
                cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream)));
 }
 
+Error seconds_between(void* from, void* to, double* seconds) {
+  float milliseconds = 0;
+  Error error =
+      check("cudaEventElapsedTime", cudaEventElapsedTime(&milliseconds, as_event(from), as_event(to)));
+  *seconds = static_cast<double>(milliseconds) * 1e-3;
+  return error;
+}
+
+Error get_device(int32_t* device) { return check("cudaGetDevice", cudaGetDevice(device)); }
+
+Error use_device(int32_t device) { return check("cudaSetDevice", cudaSetDevice(device)); }
+
+Error synchronize_device() { return check("cudaDeviceSynchronize", cudaDeviceSynchronize()); }
+
 }  // namespace swiglu

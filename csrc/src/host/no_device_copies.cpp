@@ -23,5 +23,9 @@ bool is_page_locked(void const*) { return false; }
 Error make_graph(void*, void*, void**) { return no_device(); }
 void destroy_graph(void*) {}
 Error launch_graph(void*, void*) { return no_device(); }
+Error seconds_between(void*, void*, double*) { return no_device(); }
+Error get_device(int32_t*) { return no_device(); }
+Error use_device(int32_t) { return no_device(); }
+Error synchronize_device() { return no_device(); }
 
 }  // namespace swiglu

@@ -261,14 +261,67 @@ Error create(void* pinned, int64_t piece_bytes, int32_t count, swiglu_staging_t*
   return {};
 }
 
+Error check_trip(swiglu_trip_t const* trip) {
+  if (trip == nullptr) return null_argument("trip");
+  if (trip->upload == nullptr) return null_argument("upload");
+  if (trip->download == nullptr) return null_argument("download");
+  if (trip->graph == nullptr) return null_argument("graph");
+  return {};
+}
+
+// Of a trip whose graph holds the copies.
+Error check_whole(swiglu_trip_t const* trip) {
+  if (Error error = check_trip(trip)) return error;
+  if (trip->x != nullptr) return {SWIGLU_INVALID_ARGUMENT, "x: must be NULL, is a pointer"};
+  return {};
+}
+
+// That the spans fit a piece.
+Error check_fit(swiglu_staging_t const& staging, swiglu_span_t const* spans, int64_t count) {
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < count; ++i) bytes += spans[i].bytes;
+  if (bytes > staging.piece_bytes) {
+    return {SWIGLU_INVALID_SHAPE, "spans: must have at most " +
+                                      std::to_string(staging.piece_bytes) + " bytes, have " +
+                                      std::to_string(bytes)};
+  }
+  return {};
+}
+
+Error begin_trip(swiglu_trip_t const& trip, swiglu_span_t const* inputs, int64_t num_inputs) {
+  if (Error error = check_fit(*trip.upload, inputs, num_inputs)) return error;
+  std::byte* next = trip.upload->piece(0);
+  for (int64_t i = 0; i < num_inputs; next += inputs[i++].bytes) {
+    std::memcpy(next, inputs[i].host, static_cast<size_t>(inputs[i].bytes));
+  }
+  Turn const turn;
+  if (Error error = launch_graph(trip.graph, trip.compute)) return error;
+  return record_event(trip.end, trip.compute);
+}
+
+Error end_trip(swiglu_trip_t const& trip, swiglu_span_t const* outputs, int64_t num_outputs,
+               double* host_s) {
+  if (Error error = check_fit(*trip.download, outputs, num_outputs)) return error;
+  if (Error error = wait_for_event(trip.end)) return error;
+  auto const passed = Clock::now();
+  std::byte const* next = trip.download->piece(0);
+  for (int64_t i = 0; i < num_outputs; next += outputs[i++].bytes) {
+    std::memcpy(outputs[i].host, next, static_cast<size_t>(outputs[i].bytes));
+  }
+  *host_s = seconds_since(passed);
+  return {};
+}
+
 Error run_trip(swiglu_trip_t const& trip, swiglu_span_t const* inputs, int64_t num_inputs,
                swiglu_span_t const* outputs, int64_t num_outputs, double* host_s) {
-  if (trip.upload == nullptr) return null_argument("upload");
-  if (trip.download == nullptr) return null_argument("download");
-  if (trip.graph == nullptr) return null_argument("graph");
   // Before anything is enqueued.
   if (Error error = check_spans(inputs, num_inputs)) return error;
   if (Error error = check_spans(outputs, num_outputs)) return error;
+  if (trip.x == nullptr) {
+    if (Error error = check_fit(*trip.download, outputs, num_outputs)) return error;
+    if (Error error = begin_trip(trip, inputs, num_inputs)) return error;
+    return end_trip(trip, outputs, num_outputs, host_s);
+  }
   if (Error error = send(*trip.upload, inputs, num_inputs, trip.x, trip.h2d, trip.begin,
                          trip.arrived)) {
     return error;
@@ -329,8 +382,41 @@ swiglu_status_t swiglu_run_trip(swiglu_trip_t const* trip, swiglu_span_t const* 
                                 int64_t num_inputs, swiglu_span_t const* outputs,
                                 int64_t num_outputs, double* host_s) {
   return swiglu::guarded([&]() -> swiglu::Error {
-    if (trip == nullptr) return swiglu::null_argument("trip");
+    if (swiglu::Error error = swiglu::check_trip(trip)) return error;
     return swiglu::run_trip(*trip, inputs, num_inputs, outputs, num_outputs, host_s);
+  });
+}
+
+swiglu_status_t swiglu_begin_trip(swiglu_trip_t const* trip, swiglu_span_t const* inputs,
+                                  int64_t num_inputs) {
+  return swiglu::guarded([&]() -> swiglu::Error {
+    if (swiglu::Error error = swiglu::check_whole(trip)) return error;
+    if (num_inputs != 0) {
+      if (swiglu::Error error = swiglu::check_spans(inputs, num_inputs)) return error;
+    }
+    return swiglu::begin_trip(*trip, inputs, num_inputs);
+  });
+}
+
+swiglu_status_t swiglu_end_trip(swiglu_trip_t const* trip, swiglu_span_t const* outputs,
+                                int64_t num_outputs, double* host_s) {
+  return swiglu::guarded([&]() -> swiglu::Error {
+    if (swiglu::Error error = swiglu::check_whole(trip)) return error;
+    if (swiglu::Error error = swiglu::check_spans(outputs, num_outputs)) return error;
+    return swiglu::end_trip(*trip, outputs, num_outputs, host_s);
+  });
+}
+
+swiglu_status_t swiglu_read_laps(swiglu_lap_t const* laps, int32_t count, double* seconds) {
+  return swiglu::guarded([&]() -> swiglu::Error {
+    if (laps == nullptr) return swiglu::null_argument("laps");
+    if (seconds == nullptr) return swiglu::null_argument("seconds");
+    for (int32_t i = 0; i < count; ++i) {
+      if (swiglu::Error error = swiglu::seconds_between(laps[i].from, laps[i].to, &seconds[i])) {
+        return error;
+      }
+    }
+    return {};
   });
 }
 
@@ -343,32 +429,6 @@ swiglu_status_t swiglu_spin(void* event, double seconds, int32_t* passed) {
       over = swiglu::has_passed(event);
     }
     *passed = over ? 1 : 0;
-    return {};
-  });
-}
-
-swiglu_status_t swiglu_gather(swiglu_span_t const* spans, int64_t count, void* target) {
-  return swiglu::guarded([&]() -> swiglu::Error {
-    if (swiglu::Error error = swiglu::check_spans(spans, count)) return error;
-    auto* next = static_cast<std::byte*>(target);
-    for (int64_t i = 0; i < count; next += spans[i++].bytes) {
-      std::memcpy(next, spans[i].host, static_cast<size_t>(spans[i].bytes));
-    }
-    return {};
-  });
-}
-
-swiglu_status_t swiglu_scatter(void const* source, swiglu_span_t const* spans, int64_t count,
-                               void* after, double* host_s) {
-  return swiglu::guarded([&]() -> swiglu::Error {
-    if (swiglu::Error error = swiglu::check_spans(spans, count)) return error;
-    if (swiglu::Error error = swiglu::wait_for_event(after)) return error;
-    auto const passed = swiglu::Clock::now();
-    auto const* next = static_cast<std::byte const*>(source);
-    for (int64_t i = 0; i < count; next += spans[i++].bytes) {
-      std::memcpy(spans[i].host, next, static_cast<size_t>(spans[i].bytes));
-    }
-    *host_s = swiglu::seconds_since(passed);
     return {};
   });
 }
