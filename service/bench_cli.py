@@ -28,6 +28,9 @@ _Tables = Annotated[
     Path | None,
     typer.Option(help="Directory of the dispatch tables; by default the package's."),
 ]
+_Add = Annotated[
+    bool, typer.Option(help="Keep rows of earlier runs that this one does not measure.")
+]
 _Pictures = Annotated[
     bool, typer.Option(help="Draw the results files as PNGs beside them; measure nothing.")
 ]
@@ -145,9 +148,7 @@ def bench_kernels(
         Path, typer.Option(help="Directory for <gpu>-kernels.csv and .json.")
     ] = Path("service/bench/results"),
     tables: _Tables = None,
-    add: Annotated[
-        bool, typer.Option(help="Keep rows of earlier runs that this one does not measure.")
-    ] = False,
+    add: _Add = False,
     tune: Annotated[
         bool, typer.Option(help="Search the best kernel of each size for the dispatch table.")
     ] = False,
@@ -199,6 +200,7 @@ def bench_decode(
         "service/bench/results"
     ),
     tables: _Tables = None,
+    add: _Add = False,
     commit: _Commit = None,
 ) -> None:
     """Measure gate/up, down and the whole MLP of few tokens against the memory's read rate."""
@@ -213,6 +215,7 @@ def bench_decode(
         budget_s=budget_s,
         results=results,
         tables=tables,
+        add=add,
         command=recorded_command(sys.argv[1:]),
         commit=commit,
     )

@@ -10,12 +10,17 @@ from typing import Any
 
 from service.bench.ceilings import measure_ceilings
 from service.bench.decode_problem import MlpProblem, draw_mlps
-from service.bench.decode_results import DecodeRow, decode_path, write_decode_rows
+from service.bench.decode_results import (
+    DecodeRow,
+    decode_path,
+    read_decode_rows,
+    write_decode_rows,
+)
 from service.bench.environment import describe_environment
 from service.bench.gpu import card_table, describe_gpu
 from service.bench.kernel_options import Progress, require_gpu
 from service.bench.kernel_problem import Size
-from service.bench.kernel_results import write_about
+from service.bench.kernel_results import merge_rows, read_about, supersede, write_about
 from service.engine.gpus import gpu_slug
 from service.kernels.dispatch_table import TABLES, table_path
 from service.kernels.down import DownLauncher
@@ -36,6 +41,7 @@ class DecodeOptions:
         budget_s: Seconds after which no further size is begun.
         results: Directory of the results files.
         tables: Directory of the dispatch tables; by default the package's.
+        add: Keep rows of earlier runs that this one does not measure.
         command: What a reader would type.
         commit: Where there is no checkout to ask.
     """
@@ -46,6 +52,7 @@ class DecodeOptions:
     budget_s: float
     results: Path
     tables: Path | None
+    add: bool
     command: str
     commit: str | None
 
@@ -70,12 +77,17 @@ class DecodeBench:
         self._path = decode_path(options.results, slug)
         self._ceilings = measure_ceilings(options.steadiness)
         self._rows: list[DecodeRow] = []
+        self._sizes: list[dict[str, object]] = []
+        kept = options.add and self._path.exists()
+        self._earlier = read_decode_rows(self._path) if kept else []
+        self._earlier_runs = read_about(self._path.with_suffix(".json")) if kept else []
         self._run = {
             **describe_environment(options.command, PACKAGES, options.commit),
             **gpu,
             "library": launcher.library.build_info,
             "steadiness": asdict(options.steadiness),
             "ceilings": self._ceilings,
+            "sizes": self._sizes,
         }
 
     def measure_size(self, problem: MlpProblem) -> None:
@@ -97,6 +109,7 @@ class DecodeBench:
             "down_config": library.down_configs[down].name,
         }
         self._rows.append(self._row(size, us, names))
+        self._sizes.append({"model": size.model, "tokens": size.tokens})
         self._write()
 
     def _row(self, size: Size, us: Mapping[str, float], names: Mapping[str, str]) -> DecodeRow:
@@ -121,8 +134,8 @@ class DecodeBench:
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_decode_rows(self._path, self._rows)
-        write_about(self._path.with_suffix(".json"), [self._run])
+        write_decode_rows(self._path, merge_rows(self._earlier, self._rows))
+        write_about(self._path.with_suffix(".json"), supersede(self._earlier_runs, self._run))
 
     def table(self) -> list[str]:
         """Lines to print: microseconds, and shares of the memory's read rate in brackets."""

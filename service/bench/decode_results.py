@@ -53,6 +53,11 @@ class DecodeRow:
     down_hbm: float
     mlp_hbm: float
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Model and tokens: there is one row for each."""
+        return self.model, self.tokens
+
 
 COLUMNS = tuple(field.name for field in fields(DecodeRow))
 _TEXT = ("model", "gate_up_config", "down_config")

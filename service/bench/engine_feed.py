@@ -1,18 +1,32 @@
-"""The engine alone: as many threads as it takes batches, and no HTTP around them."""
+"""The engine alone: as many batches as it takes, always, and no HTTP around them."""
 
 from __future__ import annotations
 
+import selectors
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from service.batching.worker import allocate_outputs
-from service.engine.base import Batch, Buffer, Engine, LendsHostMemory, Output, Segment
+from service.engine.base import (
+    Batch,
+    BatchReport,
+    Buffer,
+    Ended,
+    Engine,
+    LendsHostMemory,
+    Output,
+    Segment,
+    StartsBatches,
+)
 
 _SAMPLES = 50
+# Until the first batches are through.
+_FIRST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,7 @@ class Alone:
 
 
 class Feeder:
-    """Inputs of one thread, and fresh outputs for each batch, as the service has them."""
+    """Inputs of one batch at a time, and fresh outputs for each, as the service has them."""
 
     def __init__(self, engine: Engine, case: Case, seed: int) -> None:
         """Draw the inputs.
@@ -81,14 +95,21 @@ class Feeder:
 
     def run(self) -> tuple[float, float]:
         """One batch of the first layer; seconds in which the device computed, and all of its."""
+        report = self._engine.run(self._batch())
+        return report.busy_s, sum(report.stages.values())
+
+    def start(self, engine: StartsBatches, ended: Ended) -> bool:
+        """The same in the engine's own threads, if it can."""
+        return engine.start(self._batch(), ended)
+
+    def _batch(self) -> Batch:
         spec, case = self._engine.model, self._case
         outputs = allocate_outputs([self._nbytes] * case.requests, self._allocate)
         segments = [
             Segment(case.rows, data, spec.dtype, output, spec.dtype)
             for data, output in zip(self._inputs, outputs, strict=True)
         ]
-        report = self._engine.run(Batch(spec.layers[0], Output.MLP, segments))
-        return report.busy_s, sum(report.stages.values())
+        return Batch(spec.layers[0], Output.MLP, segments)
 
     def _allocate(self, nbytes: int) -> Buffer:
         if isinstance(self._engine, LendsHostMemory):
@@ -104,12 +125,64 @@ class Feeder:
 
 
 def keep_supplied(engine: Engine, case: Case, seconds: float) -> Fed:
-    """Run batches in `engine.concurrency` threads for so long.
+    """Run `engine.concurrency` batches at a time for so long, as the service would.
 
     Raises:
         EngineError: a batch failed.
     """
     feeders = [Feeder(engine, case, seed) for seed in range(engine.concurrency)]
+    fed = _keep_starting(engine, feeders, seconds) if isinstance(engine, StartsBatches) else None
+    return fed or _keep_running(feeders, seconds)
+
+
+def _keep_starting(engine: StartsBatches, feeders: Sequence[Feeder], seconds: float) -> Fed | None:
+    """By the engine's own threads; None where they do not run such batches."""
+    running = batches = 0
+    busy_s = 0.0
+    errors: list[Exception] = []
+    ends_at = time.perf_counter() + _FIRST_S
+
+    def start(feeder: Feeder) -> bool:
+        nonlocal running
+
+        def ended(outcome: BatchReport | Exception) -> None:
+            nonlocal running, batches, busy_s
+            running -= 1
+            if isinstance(outcome, Exception):
+                errors.append(outcome)
+                return
+            batches += 1
+            busy_s += outcome.busy_s
+            if time.perf_counter() < ends_at and not errors:
+                start(feeder)
+
+        begun = feeder.start(engine, ended)
+        running += begun
+        return begun
+
+    with selectors.DefaultSelector() as selector:
+        for descriptor in engine.descriptors:
+            selector.register(descriptor, selectors.EVENT_READ)
+        if not start(feeders[0]):
+            return None
+        while not batches and not errors:
+            selector.select()
+            engine.collect()
+        for feeder in feeders[1:]:
+            start(feeder)
+        began, batches, busy_s = time.perf_counter(), 0, 0.0
+        ends_at = began + seconds
+        while running:
+            selector.select()
+            engine.collect()
+        elapsed_s = time.perf_counter() - began
+    if errors:
+        raise errors[0]
+    return Fed(batches, elapsed_s, busy_s)
+
+
+def _keep_running(feeders: Sequence[Feeder], seconds: float) -> Fed:
+    """By a thread for each."""
     done: list[tuple[int, float]] = []
     errors: list[BaseException] = []
     together = threading.Barrier(len(feeders) + 1)
@@ -132,7 +205,7 @@ def keep_supplied(engine: Engine, case: Case, seconds: float) -> Fed:
     for thread in threads:
         thread.start()
     began = time.perf_counter()
-    ends_at = began + 60
+    ends_at = began + _FIRST_S
     try:
         together.wait()
         began = time.perf_counter()

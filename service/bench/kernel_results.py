@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from service.bench.csv_file import read_csv, write_csv
 
@@ -87,7 +87,30 @@ def read_rows(path: Path) -> list[KernelRow]:
     ]
 
 
-def merge_rows(old: Sequence[KernelRow], new: Sequence[KernelRow]) -> list[KernelRow]:
+class SizedRow(Protocol):
+    """A row of a results file that has one for each model and number of tokens."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Model and tokens."""
+
+    @property
+    def hidden(self) -> int:
+        """Of the model."""
+
+    @property
+    def intermediate(self) -> int:
+        """Of the model."""
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+
+
+_Row = TypeVar("_Row", bound=SizedRow)
+
+
+def merge_rows(old: Sequence[_Row], new: Sequence[_Row]) -> list[_Row]:
     """Whole rows of `new` instead of those of `old`, never cells, in the order of size.
 
     Times of one row are compared with each other, so they must be of one run.

@@ -27,8 +27,8 @@ _REPORT = BatchReport("stub", (("stub", 0.0),), {"h2d": 0.0, "compute": 0.0, "d2
 class StubEngine:
     """Answers every request with its own rows, so that only the service is measured.
 
-    Takes as many batches at a time as the GPU engine, and small ones in the same way; the others are
-    copied by threads of Python's, of which the GPU engine needs none.
+    Takes as many batches at a time as the GPU engine, and small ones in the same way; the others
+    are copied by threads of Python's, of which the GPU engine needs none.
     """
 
     backend = "stub"

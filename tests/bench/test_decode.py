@@ -86,6 +86,26 @@ def test_one_row_a_size_and_a_table_of_them(monkeypatch, capsys, tmp_path, cpu):
     assert "memory read 4.00 TB/s" in page
 
 
+def test_rows_that_are_not_measured_again_stay_with_their_run(monkeypatch, capsys, tmp_path, cpu):
+    flags = ["--results", str(tmp_path), "--commit", "abc"]
+    run(monkeypatch, capsys, "--models", "0.5b,72b", "--tokens", "1,16", *flags)
+    run(monkeypatch, capsys, "--models", "0.5b,72b", "--tokens", "4,16", "--add", *flags)
+    path = tmp_path / "h200-decode.csv"
+    assert [row.tokens for row in read_decode_rows(path)] == 2 * [1, 4, 16]
+    sizes = [
+        [(size["model"][8:], size["tokens"]) for size in about["sizes"]]
+        for about in read_about(path.with_suffix(".json"))
+    ]
+    assert sizes == [
+        [("0.5b", 1), ("72b", 1)],
+        [("0.5b", 4), ("0.5b", 16), ("72b", 4), ("72b", 16)],
+    ]
+    run(monkeypatch, capsys, "--models", "0.5b", "--tokens", "4", *flags)
+    assert [row.tokens for row in read_decode_rows(path)] == [4]
+    (about,) = read_about(path.with_suffix(".json"))
+    assert len(about["sizes"]) == 1
+
+
 def test_ours_and_the_others_compute_the_same(cpu):
     tensors = ModelTensors("qwen2.5-0.5b", 4)
     problem = MlpProblem(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable
+from queue import SimpleQueue
 
 import pytest
 
 from service.bench.engine import make_row
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
 from service.bench.engine_results import csv_path
-from service.engine.base import Batch, BatchReport, DType, ModelSpec
+from service.engine.base import Batch, BatchReport, DType, Ended, ModelSpec
 from service.errors import EngineError
 from tests.engines import FakeEngine
 
@@ -73,6 +76,61 @@ def test_a_batch_that_fails_ends_the_measurement() -> None:
     engine.fail_next = EngineError("no")
     with pytest.raises(EngineError, match="no"):
         keep_supplied(engine, Case(1, 1), 0.1)
+
+
+class Starting(Counting):
+    """Runs batches of up to `limit` rows in threads of its own, at most two at a time."""
+
+    limit = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.descriptors = (os.eventfd(0, os.EFD_NONBLOCK),)
+        self.most = 0
+        self._running = 0
+        self._over: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def start(self, batch: Batch, ended: Ended) -> bool:
+        if batch.tokens > self.limit:
+            return False
+        self._running += 1
+        self.most = max(self.most, self._running)
+
+        def work() -> None:
+            try:
+                outcome: BatchReport | Exception = self.run(batch)
+            except EngineError as error:
+                outcome = error
+            self._over.put(lambda: ended(outcome))
+            os.eventfd_write(self.descriptors[0], 1)
+
+        threading.Thread(target=work).start()
+        return True
+
+    def collect(self) -> None:
+        os.eventfd_read(self.descriptors[0])
+        while not self._over.empty():
+            self._running -= 1
+            self._over.get()()
+
+
+def test_an_engine_with_threads_of_its_own_is_kept_supplied_by_one() -> None:
+    engine = Starting()
+    fed = keep_supplied(engine, Case(3, 5), 0.2)
+    assert engine.most == 2
+    assert 0 <= len(engine.batches) - fed.batches - 1 <= 1
+    assert fed.batches > 4
+    assert fed.elapsed_s == pytest.approx(0.2, abs=0.15)
+    assert fed.busy_s == pytest.approx(fed.batches * 5e-4)
+    engine.fail_next = EngineError("no")
+    with pytest.raises(EngineError, match="no"):
+        keep_supplied(engine, Case(3, 5), 0.1)
+
+
+def test_what_those_do_not_run_is_run_by_ours() -> None:
+    engine = Starting()
+    fed = keep_supplied(engine, Case(1, Starting.limit + 1), 0.1)
+    assert (fed.batches > 4, engine.most, len(engine.threads)) == (True, 0, 2)
 
 
 def test_shares_are_of_the_time_and_of_the_bus() -> None:
