@@ -7,8 +7,6 @@ takes a tenth of a busy front end's time.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # Objects more than before, from one look at the youngest to the next; Python has 700. With ten
 # times as many nothing more is won, and what large bodies leave in cycles piles up.
@@ -20,15 +18,3 @@ def leave_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
-
-
-@contextmanager
-def collecting_nothing() -> Iterator[None]:
-    """For a capture of a graph, which breaks where another is let go of, as garbage may be."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -16,9 +16,9 @@ from service.engine.base import (
     Batch,
     BatchReport,
     Buffer,
-    Ended,
     Engine,
     LendsHostMemory,
+    OnEnd,
     Output,
     Segment,
     StartsBatches,
@@ -98,7 +98,7 @@ class Feeder:
         report = self._engine.run(self._batch())
         return report.busy_s, sum(report.stages.values())
 
-    def start(self, engine: StartsBatches, ended: Ended) -> bool:
+    def start(self, engine: StartsBatches, ended: OnEnd) -> bool:
         """The same in the engine's own threads, if it can."""
         return engine.start(self._batch(), ended)
 

@@ -283,7 +283,7 @@ class LaunchesBatches(Protocol):
 
 
 # Gets what `Engine.run` would have returned or raised.
-Ended: TypeAlias = Callable[[BatchReport | Exception], None]
+OnEnd: TypeAlias = Callable[[BatchReport | Exception], None]
 
 
 @runtime_checkable
@@ -298,7 +298,7 @@ class StartsBatches(Protocol):
     def descriptors(self) -> tuple[int, ...]:
         """One of them is readable while `collect` has something to tell."""
 
-    def start(self, batch: Batch, ended: Ended) -> bool:
+    def start(self, batch: Batch, ended: OnEnd) -> bool:
         """Start a batch, wait for nothing, and have `collect` call `ended` once it is over.
 
         Returns:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 import torch
 
-from service.garbage import collecting_nothing
 from service.kernels.errors import InvalidArgument
 from service.kernels.ipc import Ipc
 from service.kernels.launcher import current_device, stream_of
@@ -29,6 +30,18 @@ class _Foreign:
             "data": (address, False),
             "version": 3,
         }
+
+
+@contextmanager
+def _collecting_no_garbage() -> Iterator[None]:
+    """For a capture, which breaks where another graph is let go of, as garbage may be."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class TripEnds(NamedTuple):
@@ -264,7 +277,7 @@ class CudaDevice:
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """What `enqueue` puts on the current stream, as a graph; it allocates nothing."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with collecting_nothing():
+        with _collecting_no_garbage():
             # Not torch.cuda.graph(), which collects garbage and empties torch's cache each time.
             # Other threads may pin memory meanwhile, which a capture in global mode would not
             # survive.

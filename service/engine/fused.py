@@ -25,10 +25,10 @@ from service.engine.base import (
     Buffer,
     DeviceMemory,
     DType,
-    Ended,
     Gpu,
     Launched,
     ModelSpec,
+    OnEnd,
     Output,
     Segment,
 )
@@ -48,7 +48,7 @@ from service.engine.spans import Spans
 from service.engine.warm_up import capture, load_kernels, measure_graphs, prepare_threads
 from service.engine.weights import TORCH_DTYPES, ResidentModel
 from service.errors import EngineError
-from service.kernels.runner import Ended as EndedTrip
+from service.kernels.runner import Ended
 from service.kernels.transfer import Trip
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class _Started:
     slot: Slot
     batch: Batch
     size: int
-    ended: Ended
+    ended: OnEnd
 
 
 class FusedEngine:
@@ -271,7 +271,7 @@ class FusedEngine:
         """The runner's."""
         return (self._runner.descriptor,)
 
-    def start(self, batch: Batch, ended: Ended) -> bool:
+    def start(self, batch: Batch, ended: OnEnd) -> bool:
         """Have the library's threads run a batch that has a graph; False for any other.
 
         Raises:
@@ -346,7 +346,7 @@ class FusedEngine:
             for segment in batch.segments
         )
 
-    def _outcome(self, started: _Started, trip: EndedTrip) -> BatchReport | Exception:
+    def _outcome(self, started: _Started, trip: Ended) -> BatchReport | Exception:
         """What came of a started batch; its slot is free."""
         batch = started.batch
         try:

@@ -10,13 +10,13 @@ from service.engine.base import (
     Batch,
     BatchReport,
     Buffer,
-    Ended,
     Engine,
     Gpu,
     Launched,
     LaunchesBatches,
     LendsHostMemory,
     ModelSpec,
+    OnEnd,
     OnGpus,
     Output,
     StartsBatches,
@@ -164,7 +164,7 @@ class ReplicatedEngine:
             for descriptor in engine.descriptors
         )
 
-    def start(self, batch: Batch, ended: Ended) -> bool:
+    def start(self, batch: Batch, ended: OnEnd) -> bool:
         """Start it on the GPU that has least to do; False while all are full, or as it says.
 
         Raises:

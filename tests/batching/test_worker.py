@@ -17,7 +17,7 @@ from service.batching.arena import Arena
 from service.batching.batcher import Outcome
 from service.batching.request import PendingRequest
 from service.batching.worker import EngineWorker, allocate_outputs
-from service.engine.base import Batch, BatchReport, DType, Ended, Output
+from service.engine.base import Batch, BatchReport, DType, OnEnd, Output
 from service.errors import EngineDead, EngineError, ServiceError
 from tests.engines import HIDDEN, FakeEngine, expected
 from tests.servers import wait_until
@@ -335,7 +335,7 @@ class Starting(FakeEngine):
         self.refuses: Exception | None = None
         self._over: list[Callable[[], None]] = []
 
-    def start(self, batch: Batch, ended: Ended) -> bool:
+    def start(self, batch: Batch, ended: OnEnd) -> bool:
         if self.refuses is not None:
             raise self.refuses
         if batch.tokens >= self.limit:

@@ -13,7 +13,7 @@ import pytest
 from service.bench.engine import make_row
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
 from service.bench.engine_results import csv_path
-from service.engine.base import Batch, BatchReport, DType, Ended, ModelSpec
+from service.engine.base import Batch, BatchReport, DType, ModelSpec, OnEnd
 from service.errors import EngineError
 from tests.engines import FakeEngine
 
@@ -90,7 +90,7 @@ class Starting(Counting):
         self._running = 0
         self._over: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
-    def start(self, batch: Batch, ended: Ended) -> bool:
+    def start(self, batch: Batch, ended: OnEnd) -> bool:
         if batch.tokens > self.limit:
             return False
         self._running += 1

@@ -14,12 +14,12 @@ from service.engine.base import (
     Batch,
     BatchReport,
     DType,
-    Ended,
     Engine,
     Gpu,
     Launched,
     LaunchesBatches,
     LendsHostMemory,
+    OnEnd,
     OnGpus,
     Output,
     Segment,
@@ -250,10 +250,10 @@ class Starting(Replica):
     def __init__(self, index: int, concurrency: int = 1) -> None:
         super().__init__(index, concurrency)
         self.descriptors = (100 + index,)
-        self.over: list[tuple[Batch, Ended]] = []
+        self.over: list[tuple[Batch, OnEnd]] = []
         self.takes = True
 
-    def start(self, batch: Batch, ended: Ended) -> bool:
+    def start(self, batch: Batch, ended: OnEnd) -> bool:
         error, self.fail_next = self.fail_next, None
         if error is not None:
             raise error
