@@ -276,7 +276,7 @@ class Runtime:
 
     async def _self_test(self) -> None:
         try:
-            # It waits for a batch to end before it starts, hence twice.
+            # It may have to wait for a batch to end before it starts, hence twice.
             await asyncio.wait_for(
                 self._worker.call(self.engine.self_test), 2 * self._hang_timeout_s or None
             )

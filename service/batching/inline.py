@@ -1,8 +1,8 @@
 """Which batches the event loop's thread runs itself, because threads would take longer to wake.
 
-Handing a batch over and its outcome back wakes two threads, each of which then waits for the
-interpreter: some 300 µs on a virtual machine with an H200, where the kernels of one row take 10 to
-100.
+Handing a batch over and its outcome back wakes two threads, which takes longer on a virtual machine
+than the kernels of one row: those take 10 to 100 µs. Where both are Python's, each then waits for
+the interpreter besides.
 """
 
 from __future__ import annotations

@@ -85,10 +85,8 @@ class EngineWorker:
         self._running += 1
         if engine is not None and inline:
             self._run_inline(engine, members, ended)
-        elif self._starter is not None:
-            self._start(self._starter, members, ended)
         else:
-            self._run_in_thread(lambda: self._run(members), ended)
+            self._run_apart(members, ended)
 
     def _runs_inline(self, engine: LaunchesBatches, members: Sequence[PendingRequest]) -> bool:
         def expected_s() -> float | None:
@@ -111,13 +109,22 @@ class EngineWorker:
             return
         launched, outputs = begun
         if launched is None:
-            self._run_in_thread(lambda: self._run(members), ended)
+            self._run_apart(members, ended)
         else:
             self._loop.call_soon(self._collect, launched, outputs, ended)
 
+    def _run_apart(self, members: Sequence[PendingRequest], ended: Done) -> None:
+        """Run the batch in a thread: of the engine's own where it has them and takes it."""
+        engine = self._starter
+        key, tokens = members[0].key, sum([one.tokens for one in members])
+        if engine is not None and engine.starts(key[1], tokens):
+            self._start(engine, members, ended)
+        else:
+            self._run_in_thread(lambda: self._run(members), ended)
+
     def _start(self, engine: StartsBatches, members: Sequence[PendingRequest], ended: Done) -> None:
-        """Have the engine's own threads run the batch, or one of ours what those do not."""
-        outputs: Outputs = []
+        """Have the engine's own threads run the batch, or one of ours where they do not."""
+        formed: list[tuple[Batch, Outputs]] = []
 
         def over(outcome: BatchReport | Exception) -> None:
             self._started -= 1
@@ -125,12 +132,11 @@ class EngineWorker:
                 self._none_started.set()
             if isinstance(outcome, EngineDead):
                 self._dead = outcome
-            ended(outcome if isinstance(outcome, Exception) else (outcome, outputs))
+            ended(outcome if isinstance(outcome, Exception) else (outcome, formed[0][1]))
 
         def start() -> bool:
-            batch, found = self._form(members)
-            outputs.extend(found)
-            return engine.start(batch, over)
+            formed.append(self._form(members))
+            return engine.start(formed[0][0], over)
 
         begun = self._attempt(start)
         if isinstance(begun, BaseException):
@@ -138,7 +144,8 @@ class EngineWorker:
         elif begun:
             self._started += 1
         else:
-            self._run_in_thread(lambda: self._run(members), ended)
+            ((batch, outputs),) = formed
+            self._run_in_thread(lambda: (self._engine.run(batch), outputs), ended)
 
     def _collect(self, launched: Launched, outputs: Outputs, ended: Done) -> None:
         """Wait for a launched batch if it is over soon; a thread goes on where it is not."""
@@ -168,7 +175,7 @@ class EngineWorker:
         self._jobs.put(job)
 
     def call(self, function: Callable[[], object]) -> asyncio.Future[None]:
-        """Run a function of the engine on one of its threads, between that thread's batches."""
+        """Run a function of the engine on one of our threads, between that thread's batches."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def ended(outcome: object) -> None:
@@ -181,6 +188,8 @@ class EngineWorker:
         """Let the threads finish what was started, then close the engine."""
         # A batch that was launched is collected in this turn of the loop, or handed to a thread.
         await asyncio.sleep(0)
+        # What comes now, as what failed is tried again, goes by our threads, which are waited for.
+        self._starter = None
         while self._started:
             self._none_started.clear()
             await self._none_started.wait()

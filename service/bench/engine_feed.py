@@ -23,6 +23,7 @@ from service.engine.base import (
     Segment,
     StartsBatches,
 )
+from service.errors import EngineError
 
 _SAMPLES = 50
 # Until the first batches are through.
@@ -154,7 +155,11 @@ def _keep_starting(engine: StartsBatches, feeders: Sequence[Feeder], seconds: fl
             batches += 1
             busy_s += outcome.busy_s
             if time.perf_counter() < ends_at and not errors:
-                start(feeder)
+                # What is under way has to end first, whatever this raises.
+                try:
+                    start(feeder)
+                except EngineError as error:
+                    errors.append(error)
 
         begun = feeder.start(engine, ended)
         running += begun

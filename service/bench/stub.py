@@ -28,7 +28,7 @@ class StubEngine:
     """Answers every request with its own rows, so that only the service is measured.
 
     Takes as many batches at a time as the GPU engine, and small ones in the same way; the others
-    are copied by threads of Python's, of which the GPU engine needs none.
+    are copied by threads of Python's, where that would mostly use the library's.
     """
 
     backend = "stub"

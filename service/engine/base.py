@@ -298,11 +298,14 @@ class StartsBatches(Protocol):
     def descriptors(self) -> tuple[int, ...]:
         """One of them is readable while `collect` has something to tell."""
 
+    def starts(self, output: Output, tokens: int) -> bool:
+        """Whether `start` takes batches of so many rows, if it takes any."""
+
     def start(self, batch: Batch, ended: OnEnd) -> bool:
         """Start a batch, wait for nothing, and have `collect` call `ended` once it is over.
 
         Returns:
-            False where it has to be run by `Engine.run`.
+            False where it has to be run by `Engine.run`. Raises as that.
         """
 
     def collect(self) -> None:

@@ -3,9 +3,9 @@
 Several batches are in flight, each in a slot of its own: while one computes, the next is copied to
 the device and the last one back. Small batches are one CUDA graph each, copies included; larger
 ones go by three streams, with a graph of their kernels while that is worth having, else call by
-call. What has a graph runs in threads of the library's, without the interpreter. In the steady
-state nothing is allocated. Rows are computed in the resident dtype: gated is rounded to it once
-(twice by Kernel-1), the answer once more.
+call. What has a graph and is of the resident dtype can run in threads of the library's, without the
+interpreter. In the steady state nothing is allocated. Rows are computed in the resident dtype:
+gated is rounded to it once (twice by Kernel-1), the answer once more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from service.engine.slot import Product, Slot
 from service.engine.spans import Spans
 from service.engine.warm_up import capture, load_kernels, measure_graphs, prepare_threads
 from service.engine.weights import TORCH_DTYPES, ResidentModel
-from service.errors import EngineError
+from service.errors import EngineDead, EngineError
 from service.kernels.runner import Ended
 from service.kernels.transfer import Trip
 
@@ -271,13 +271,17 @@ class FusedEngine:
         """The runner's."""
         return (self._runner.descriptor,)
 
+    def starts(self, output: Output, tokens: int) -> bool:
+        """Whether there is a graph for so many rows."""
+        return self._size(output, tokens) is not None
+
     def start(self, batch: Batch, ended: OnEnd) -> bool:
-        """Have the library's threads run a batch that has a graph; False for any other.
+        """Have the library's threads run it; False where it has to be run.
 
         Raises:
             EngineError: it cannot be started.
         """
-        size = self._size(batch)
+        size = self._size(batch.output, batch.tokens)
         if size is None or not self._is_plain(batch):
             return False
         try:
@@ -285,9 +289,8 @@ class FusedEngine:
         except Empty:
             return False
         ticket = next(self._tickets)
-        trip = slot.trips[batch.layer, batch.output, size]
         try:
-            self._passage.start_trip(self._runner, ticket, trip, batch)
+            self._passage.start_trip(self._runner, ticket, slot, batch, size)
         except BaseException:
             self._slots.put(slot)
             raise
@@ -312,6 +315,7 @@ class FusedEngine:
     def close(self) -> None:
         """Let go of clients' memory, buffers, graphs and weights."""
         self._shared.close_all()
+        self._runner.close()
         while not self._slots.empty():
             self._slots.get()
         self._resident = ResidentModel(self._resident.spec, {})
@@ -324,41 +328,34 @@ class FusedEngine:
             )
         if not batch.is_on_host:
             return self._passage.run_on_device(slot, batch, tokens)
-        size = self._size(batch)
+        size = self._size(batch.output, tokens)
         if size is None:
             return self._passage.run_large(slot, batch, tokens)
         trip = slot.trips[batch.layer, batch.output, size]
         return self._passage.run_trip(trip, batch, size)
 
-    def _size(self, batch: Batch) -> int | None:
-        """Rows of the graph for a batch; None where there is none."""
-        if not batch.is_on_host:
-            return None
-        tokens = batch.tokens
-        bucket = find_bucket(self._buckets[batch.output], tokens)
-        return find_bucket(self._trips[batch.output], tokens) if bucket is None else bucket
+    def _size(self, output: Output, tokens: int) -> int | None:
+        """Rows of the graph for so many; None where there is none."""
+        bucket = find_bucket(self._buckets[output], tokens)
+        return find_bucket(self._trips[output], tokens) if bucket is None else bucket
 
     def _is_plain(self, batch: Batch) -> bool:
-        """Whether all rows are of the resident type, as they cross the bus."""
+        """Whether all rows are on the host, and of the resident type, as they cross the bus."""
         dtype = self.model.dtype
-        return all(
+        return batch.is_on_host and all(
             segment.input_dtype is dtype and segment.output_dtype is dtype
             for segment in batch.segments
         )
 
     def _outcome(self, started: _Started, trip: Ended) -> BatchReport | Exception:
-        """What came of a started batch; its slot is free."""
-        batch = started.batch
-        try:
-            with DeviceFaults(f"batch of {batch.tokens} tokens"):
-                if trip.error is not None:
-                    # The thread has waited for the device; this says whether it is lost.
-                    self._give_up(started.slot)
-                    raise trip.error
-            self._slots.put(started.slot)
+        """What came of a started batch, whose slot is free: nothing of it is under way any more."""
+        batch, error = started.batch, trip.error
+        self._slots.put(started.slot)
+        if error is None:
             return self._passage.report(batch.output, started.size, trip.laps_s, trip.host_s)
-        except Exception as error:  # noqa: BLE001 - whoever is told of the end decides
-            return error
+        if trip.lost:
+            return EngineDead(f"batch of {batch.tokens} tokens: {error}")
+        return error
 
     def _launched(
         self, slot: Slot, trip: Trip, batch: Batch, bucket: int, outputs: Spans

@@ -66,7 +66,6 @@ class Pieces:
 
     Attributes:
         staging: What the library needs to copy through it.
-        first: The bytes of the first piece, which graphs copy from or to.
     """
 
     def __init__(self, device: CudaDevice, model: ModelSpec, outputs: tuple[Output, ...]) -> None:
@@ -81,7 +80,6 @@ class Pieces:
         widest = max((model.width(output) for output in outputs), default=model.hidden_size)
         nbytes = max(PIECE_BYTES, -(-widest * dtype.itemsize // 64) * 64)
         memory = device.pinned(PIECES * nbytes)
-        self.first = memory[:nbytes]
         self._flat = memory.view(dtype)
         self.staging = device.staging(memory, nbytes, PIECES)
 

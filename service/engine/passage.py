@@ -72,10 +72,11 @@ class Passage:
         host_s += convert_outputs(outputs, self._width(batch))
         return self.read_report(trip, batch.output, size, host_s)
 
-    def start_trip(self, runner: Runner, ticket: int, trip: Trip, batch: Batch) -> None:
+    def start_trip(self, runner: Runner, ticket: int, slot: Slot, batch: Batch, size: int) -> None:
         """Have a thread of the library's go the whole way, with rows of the resident type."""
         inputs, outputs = self._spans_in(batch), self._spans_out(batch)
-        runner.start(ticket, trip, inputs.packed, outputs.packed)
+        trip = slot.trips[batch.layer, batch.output, size]
+        runner.start(ticket, trip, inputs.packed, outputs.packed, (slot, batch))
 
     def read_report(self, trip: Trip, output: Output, size: int, host_s: float) -> BatchReport:
         """What a trip took that is over."""

@@ -48,6 +48,10 @@ class ReplicatedEngine:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = tuple(engines)
+        # Asked once: to ask a protocol takes longer than most of what is done with the answer.
+        self._starters = tuple(
+            engine if isinstance(engine, StartsBatches) else None for engine in engines
+        )
         self._concurrency = [engine.concurrency for engine in engines]
         self._in_flight = [0] * len(engines)
         self._changed = threading.Condition()
@@ -159,10 +163,15 @@ class ReplicatedEngine:
         """Those of all."""
         return tuple(
             descriptor
-            for engine in self._engines
-            if isinstance(engine, StartsBatches)
-            for descriptor in engine.descriptors
+            for starter in self._starters
+            if starter is not None
+            for descriptor in starter.descriptors
         )
+
+    def starts(self, output: Output, tokens: int) -> bool:
+        """As the first; they are alike."""
+        first = self._starters[0]
+        return first is not None and first.starts(output, tokens)
 
     def start(self, batch: Batch, ended: OnEnd) -> bool:
         """Start it on the GPU that has least to do; False while all are full, or as it says.
@@ -179,10 +188,10 @@ class ReplicatedEngine:
             self._give_back(index)
             ended(outcome if isinstance(outcome, Exception) else self._shared(outcome))
 
-        engine = self._engines[index]
+        starter = self._starters[index]
         begun = False
         try:
-            begun = isinstance(engine, StartsBatches) and engine.start(batch, over)
+            begun = starter is not None and starter.start(batch, over)
         finally:
             if not begun:
                 self._give_back(index)
@@ -190,9 +199,9 @@ class ReplicatedEngine:
 
     def collect(self) -> None:
         """Tell of what is over on any of them."""
-        for engine in self._engines:
-            if isinstance(engine, StartsBatches):
-                engine.collect()
+        for starter in self._starters:
+            if starter is not None:
+                starter.collect()
 
     def self_test(self) -> None:
         """Test each.

@@ -3,7 +3,7 @@
 StartError
 └── LibraryError          libswiglu.so is missing or cannot be used
 EngineError
-└── KernelError           a call was refused or failed; nothing was enqueued
+└── KernelError           a call was refused or failed
     ├── InvalidArgument   (also a ValueError) the caller's tensors or options
     ├── DeviceUnsupported no GPU code for this device in this build
     └── CudaError         the CUDA runtime refused; its words are in the message
@@ -20,7 +20,7 @@ class LibraryError(StartError):
 
 
 class KernelError(EngineError):
-    """A kernel call was refused or failed; nothing was enqueued and the output is untouched."""
+    """A call was refused or failed; of a kernel's, nothing was enqueued."""
 
 
 class InvalidArgument(KernelError, ValueError):

@@ -70,6 +70,7 @@ class Library:
     Attributes:
         path: Where it was found.
         functions: The functions of swiglu.h, with their types.
+        holding: All functions, called without giving the interpreter's lock away.
         launch_packed: swiglu_launch on the bytes of a swiglu_args_t.
         build_info: Versions that it was built with, as "key=value" pairs.
         configs: Every compiled kernel of the gate/up product, by id.
@@ -92,7 +93,7 @@ class Library:
         # A launch takes 3 µs, and keeps the interpreter's lock for them: whoever got it meanwhile
         # would keep it for longer, while a kernel ends and nothing is there to follow it. The
         # arguments are bytes, which ctypes hands over as they are.
-        holding = ctypes.PyDLL(str(path.resolve()))
+        holding = self.holding = ctypes.PyDLL(str(path.resolve()))
         self.launch_packed = holding["swiglu_launch"]
         self.launch_packed.restype = ctypes.c_int
         self.launch_packed.argtypes = (
@@ -230,19 +231,25 @@ def _kernel_config(config: Config) -> KernelConfig:
     )
 
 
-def bind(library: Library, prototypes: Mapping[str, tuple[type | None, tuple[type, ...]]]) -> None:
+def bind(
+    library: Library,
+    prototypes: Mapping[str, tuple[type | None, tuple[type, ...]]],
+    *,
+    holding: bool = False,
+) -> None:
     """Give functions beyond those of swiglu.h their types.
 
     Args:
         library: Where they are.
         prototypes: Result and arguments by name.
+        holding: Those that keep the interpreter's lock.
 
     Raises:
         LibraryError: it lacks one of them.
     """
     for name, (result, arguments) in prototypes.items():
         try:
-            function = getattr(library.functions, name)
+            function = getattr(library.holding if holding else library.functions, name)
         except AttributeError:
             raise LibraryError(
                 f"kernel library: {library.path} must have {name}, has not; "

@@ -24,6 +24,7 @@ class _Ended(ctypes.Structure):
         ("ticket", ctypes.c_int64),
         ("host_s", ctypes.c_double),
         ("laps_s", ctypes.c_double * MAX_LAPS),
+        ("lost", ctypes.c_int32),
     )
 
 
@@ -56,12 +57,18 @@ class Ended(NamedTuple):
         host_s: Seconds of host time after the last copy had ended.
         laps_s: Seconds of the trip's laps; undefined behind them, and after an error.
         error: What failed; nothing of the batch is under way any more.
+        lost: Whether the device can run nothing any more.
     """
 
     ticket: int
     host_s: float
     laps_s: tuple[float, ...]
     error: KernelError | None
+    lost: bool
+
+
+# What threads of runners work on that are gone themselves: nobody hears when that is over.
+_abandoned: list[dict[int, object]] = []
 
 
 class Runner(Owned):
@@ -71,7 +78,7 @@ class Runner(Owned):
         descriptor: Readable while there is something to collect.
     """
 
-    __slots__ = ("_ended", "_functions", "_library", "descriptor")
+    __slots__ = ("_ended", "_functions", "_kept", "_library", "descriptor")
 
     def __init__(self, library: Library, threads: int) -> None:
         """Start them, for the current device.
@@ -84,26 +91,30 @@ class Runner(Owned):
             KernelError: the CUDA runtime refused.
             LibraryError: the library lacks one of the functions.
         """
-        bind(library, PROTOTYPES)
-        of = self._functions = library.functions
+        # None of them takes as long as to get the lock back from another thread.
+        bind(library, PROTOTYPES, holding=True)
+        of = self._functions = library.holding
+        self._kept: dict[int, object] = {}
         super().__init__(library, of.swiglu_runner_create, of.swiglu_runner_destroy, threads)
         self._library = library
         self._ended = _Ended()
         self.descriptor: int = of.swiglu_runner_descriptor(self.handle)
 
-    def start(self, ticket: int, trip: Trip, inputs: bytes, outputs: bytes) -> None:
+    def start(self, ticket: int, trip: Trip, inputs: bytes, outputs: bytes, keep: object) -> None:
         """Have a trip run.
 
         Args:
             ticket: The caller's number for it, not 0.
             trip: Nobody else may use any of it until it was collected.
-            inputs: Spans of `transfer.pack_spans`; their memory must stay as long.
+            inputs: Spans of `transfer.pack_spans`.
             outputs: Likewise.
+            keep: Owns the memory of the spans and what the trip refers to; kept until then.
 
         Raises:
             KernelError: an argument is wrong.
         """
         laps = trip.laps
+        self._kept[ticket] = trip, keep
         status = self._functions.swiglu_runner_start(
             self.handle,
             ticket,
@@ -116,13 +127,23 @@ class Runner(Owned):
             len(laps) // LAP_BYTES,
         )
         if status:
-            self._library.check(status)
+            del self._kept[ticket]
+            raise self._library.make_error(status)
 
     def collect(self) -> Ended | None:
         """The trip that ended first; None where none has. One thread at a time may ask."""
         ended = self._ended
+        ended.ticket = 0
         status = self._functions.swiglu_runner_collect(self.handle, ended)
         if not ended.ticket:
             return None
+        del self._kept[ended.ticket]
         error = self._library.make_error(status) if status else None
-        return Ended(ended.ticket, ended.host_s, tuple(ended.laps_s), error)
+        return Ended(ended.ticket, ended.host_s, tuple(ended.laps_s), error, bool(ended.lost))
+
+    def close(self) -> None:
+        """End its threads, once they are through; again is no error."""
+        if getattr(self, "_kept", None):
+            _abandoned.append(self._kept)
+            self._kept = {}
+        super().close()

@@ -87,11 +87,15 @@ class Owned:
         library.check(create(*of, ctypes.byref(made)))
         self.handle = made.value
 
-    def __del__(self) -> None:
-        """Let go of it."""
-        handle = getattr(self, "handle", None)
+    def close(self) -> None:
+        """Let go of it; again is no error."""
+        handle, self.handle = getattr(self, "handle", None), None
         if handle is not None:
             self._destroy(handle)
+
+    def __del__(self) -> None:
+        """The same."""
+        self.close()
 
 
 class Staging(Owned):

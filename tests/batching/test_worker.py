@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -324,21 +325,34 @@ def test_a_batch_that_outlives_the_loop_is_forgotten():
 
 
 class Starting(FakeEngine):
-    """Has threads of its own for batches of FP32 rows of less than `limit`."""
+    """Has threads of its own for batches of less than `limit` rows.
+
+    Attributes:
+        is_full: Whether none of them is free.
+        refuses: What it cannot start for.
+        formed: Batches that it was to start.
+    """
 
     limit = 10
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    def __init__(self, concurrency: int = 1) -> None:
+        super().__init__(concurrency=concurrency)
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         self.descriptors = (self.descriptor,)
+        self.is_full = False
         self.refuses: Exception | None = None
-        self._over: list[Callable[[], None]] = []
+        self.formed: list[Batch] = []
+        self._over: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def starts(self, output: Output, tokens: int) -> bool:
+        return tokens < self.limit
 
     def start(self, batch: Batch, ended: OnEnd) -> bool:
+        assert self.starts(batch.output, batch.tokens)
+        self.formed.append(batch)
         if self.refuses is not None:
             raise self.refuses
-        if batch.tokens >= self.limit:
+        if self.is_full:
             return False
 
         def work() -> None:
@@ -346,7 +360,7 @@ class Starting(FakeEngine):
                 outcome: BatchReport | Exception = replace(self.run(batch), kernel="started")
             except (RuntimeError, ServiceError) as error:
                 outcome = error
-            self._over.append(lambda: ended(outcome))
+            self._over.put(lambda: ended(outcome))
             os.eventfd_write(self.descriptor, 1)
 
         threading.Thread(target=work).start()
@@ -354,9 +368,7 @@ class Starting(FakeEngine):
 
     def collect(self) -> None:
         os.eventfd_read(self.descriptor)
-        over, self._over = self._over, []
-        for one in over:
-            one()
+        self._over.get()()
 
     def close(self) -> None:
         super().close()
@@ -372,6 +384,11 @@ def test_an_engine_with_threads_of_its_own_runs_what_it_can():
             assert report.kernel == kernel
             answer = np.frombuffer(data, "<f2").reshape(count, HIDDEN)
             np.testing.assert_array_equal(answer, expected(rows(count), 0).astype("<f2"))
+        engine.is_full = True
+        report, (data,) = await within(start(worker, member(rows(2))))
+        assert report.kernel == "fake"
+        assert engine.batches[-1] is engine.formed[-1], "formed anew"
+        assert len(engine.formed) == 3
         await worker.stop()
         assert engine.closed
 
@@ -413,5 +430,27 @@ def test_stop_waits_for_started_batches(batches: int):
         await within(stopping)
         assert engine.closed
         assert all(future.done() for future in futures)
+
+    asyncio.run(main())
+
+
+def test_what_is_begun_while_it_stops_is_waited_for():
+    """As a batch's members, which are tried again when it has failed."""
+
+    async def main() -> None:
+        engine = Starting(concurrency=2)
+        worker = EngineWorker(engine)
+        engine.gate.clear()
+        first = start(worker, member(rows(1)))
+        assert await asyncio.to_thread(engine.started.acquire, timeout=TIMEOUT_S)
+        again: list[asyncio.Future[Outcome]] = []
+        first.add_done_callback(lambda _: again.append(start(worker, member(rows(2)))))
+        stopping = asyncio.ensure_future(worker.stop())
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        await within(stopping)
+        assert engine.closed
+        report, _ = await within(again[0])
+        assert report.kernel == "fake"
 
     asyncio.run(main())

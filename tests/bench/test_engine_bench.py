@@ -13,7 +13,7 @@ import pytest
 from service.bench.engine import make_row
 from service.bench.engine_feed import Alone, Case, Fed, keep_supplied, run_alone
 from service.bench.engine_results import csv_path
-from service.engine.base import Batch, BatchReport, DType, ModelSpec, OnEnd
+from service.engine.base import Batch, BatchReport, DType, ModelSpec, OnEnd, Output
 from service.errors import EngineError
 from tests.engines import FakeEngine
 
@@ -90,8 +90,11 @@ class Starting(Counting):
         self._running = 0
         self._over: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
+    def starts(self, output: Output, tokens: int) -> bool:
+        return tokens <= self.limit
+
     def start(self, batch: Batch, ended: OnEnd) -> bool:
-        if batch.tokens > self.limit:
+        if not self.starts(batch.output, batch.tokens):
             return False
         self._running += 1
         self.most = max(self.most, self._running)

@@ -1,6 +1,7 @@
 // A device for transfer.h that does everything as late as it may: copies happen when somebody waits
 // for an event behind them. Whoever reads, fills or empties memory too early gets the wrong bytes.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -29,11 +30,12 @@ int64_t locked_bytes = 0;
 bool refuses = false;
 int64_t questions = 0;
 int64_t answers_yes_from = 0;
-bool refuses_graphs = false;
+std::atomic<bool> refuses_graphs = false;
 int64_t graphs_destroyed = 0;
 int64_t synchronized = 0;
 thread_local int32_t current = 0;
 int32_t launched_on = -1;
+std::atomic<bool> is_lost = false;
 
 // What a test's captured graph is: from `x` to `answers`, which is `bytes` long, in reverse.
 struct Reversal {
@@ -133,6 +135,7 @@ Error synchronize_device() {
   Lock const lock(everything);
   ++synchronized;
   run_first(pending.size());
+  if (is_lost) return {SWIGLU_CUDA_ERROR, "cudaDeviceSynchronize: CUDA error: lost"};
   return {};
 }
 bool is_page_locked(void const* host) {
@@ -154,6 +157,8 @@ SWIGLU_API void swiglu_test_refuse(int32_t all) { refuses = all != 0; }
 // From now on every launch of a graph is refused, or none.
 SWIGLU_API void swiglu_test_refuse_graphs(int32_t all) { refuses_graphs = all != 0; }
 SWIGLU_API int64_t swiglu_test_graphs_destroyed(void) { return graphs_destroyed; }
+// From now on whoever waits for the whole device hears that it is lost, or not.
+SWIGLU_API void swiglu_test_lose(int32_t lost) { is_lost = lost != 0; }
 // How often somebody has waited for the whole device.
 SWIGLU_API int64_t swiglu_test_synchronized(void) { return synchronized; }
 // The calling thread's current device, from now on.

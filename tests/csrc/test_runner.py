@@ -26,12 +26,19 @@ def device(path) -> Iterator[Device]:  # noqa: F811 - the fixture
     yield made
     made.functions.swiglu_test_refuse_graphs(0)
     made.functions.swiglu_test_device(0)
+    made.functions.swiglu_test_lose(0)
 
 
 def wait(runner: Runner, timeout_ms: int = TIMEOUT_MS) -> bool:
     poll = select.poll()
     poll.register(runner.descriptor, select.POLLIN)
     return bool(poll.poll(timeout_ms))
+
+
+def start(runner: Runner, ticket: int, course: Course, memory: Memory, output: Memory) -> None:
+    """Whose arrays of spans go when this returns."""
+    spans = spans_of([memory]), spans_of([output])
+    runner.start(ticket, course.trip, *spans, (course, memory, output))
 
 
 def collect(runner: Runner, count: int = 1) -> list[Ended]:
@@ -50,8 +57,7 @@ def test_a_batch_goes_through_and_is_told_of_once(device: Device, small: bool) -
     memory, output = Memory(9, 4), Memory(9)
     assert not wait(runner, 0)
     assert runner.collect() is None
-    # The arrays of spans are the caller's again when `start` returns.
-    runner.start(7, course.trip, spans_of([memory]), spans_of([output]))
+    start(runner, 7, course, memory, output)
     (ended,) = collect(runner)
     assert output.content == memory.content[::-1]
     assert (ended.ticket, ended.error) == (7, None)
@@ -85,7 +91,7 @@ def test_many_batches_each_get_their_own(device: Device, threads: int) -> None:
         index = free.pop()
         memory, output = Memory(20 + index, ticket % 97), Memory(20 + index)
         sent[ticket] = index, memory, output
-        runner.start(ticket, courses[index][0].trip, spans_of([memory]), spans_of([output]))
+        start(runner, ticket, courses[index][0], memory, output)
     for ended in collect(runner, len(sent)):
         _, memory, output = sent.pop(ended.ticket)
         assert output.content == memory.content[::-1]
@@ -101,18 +107,24 @@ def test_a_batch_that_fails_is_told_of_with_its_error_when_the_device_is_idle(
     waited.restype = ctypes.c_int64
     before = waited()
     device.functions.swiglu_test_refuse_graphs(1)
-    runner.start(1, course.trip, spans_of([Memory(9, 1)]), spans_of([Memory(9)]))
+    start(runner, 1, course, Memory(9, 1), Memory(9))
     (ended,) = collect(runner)
     assert ended.ticket == 1
     assert isinstance(ended.error, CudaError)
-    assert str(ended.error) == "cudaGraphLaunch: CUDA error: refused"
+    assert (str(ended.error), ended.lost) == ("cudaGraphLaunch: CUDA error: refused", False)
     assert waited() == before + 1
+    device.functions.swiglu_test_lose(1)
+    start(runner, 3, course, Memory(9, 1), Memory(9))
+    (ended,) = collect(runner)
+    assert (str(ended.error), ended.lost) == ("cudaDeviceSynchronize: CUDA error: lost", True)
+    assert waited() == before + 2
+    device.functions.swiglu_test_lose(0)
     device.functions.swiglu_test_refuse_graphs(0)
     memory, output = Memory(9, 2), Memory(9)
-    runner.start(2, course.trip, spans_of([memory]), spans_of([output]))
+    start(runner, 2, course, memory, output)
     assert collect(runner)[0].error is None
     assert output.content == memory.content[::-1]
-    assert waited() == before + 1
+    assert waited() == before + 2
 
 
 def test_its_threads_are_on_the_device_that_was_current(device: Device) -> None:
@@ -120,7 +132,7 @@ def test_its_threads_are_on_the_device_that_was_current(device: Device) -> None:
     runner = Runner(device.transfer.library, 2)
     device.functions.swiglu_test_device(0)
     course = Course(device, 3)
-    runner.start(1, course.trip, spans_of([Memory(3)]), spans_of([Memory(3)]))
+    start(runner, 1, course, Memory(3), Memory(3))
     collect(runner)
     assert device.functions.swiglu_test_launched_on() == 5
 
@@ -128,7 +140,7 @@ def test_its_threads_are_on_the_device_that_was_current(device: Device) -> None:
 def test_ends_that_were_not_collected_stay_readable(device: Device) -> None:
     runner, course = Runner(device.transfer.library, 1), Course(device, 3)
     for ticket in (1, 2, 3):
-        runner.start(ticket, course.trip, spans_of([Memory(3)]), spans_of([Memory(3)]))
+        start(runner, ticket, course, Memory(3), Memory(3))
     found = []
     for left in (2, 1, 0):
         found += [ended.ticket for ended in collect(runner)]
@@ -151,8 +163,9 @@ def test_its_threads_end_with_it_also_those_that_work(device: Device) -> None:
     output = Memory(3)
     with device.transfer.turn:
         # It can enqueue nothing meanwhile.
-        runner.start(1, course.trip, spans_of([Memory(3, 1)]), spans_of([output]))
-        del runner
+        start(runner, 1, course, Memory(3, 1), output)
+        # Nobody has what it works on, or could collect it.
+        del runner, course
         wait_until(lambda: threads() == before + 1)
         assert output.content == bytes(3)
     wait_until(lambda: threads() == before)
@@ -163,14 +176,48 @@ def test_its_threads_end_with_it_also_those_that_work(device: Device) -> None:
 def test_what_makes_no_sense_is_refused(device: Device) -> None:
     with pytest.raises(InvalidArgument, match="threads: must be 1 or more, is 0"):
         Runner(device.transfer.library, 0)
-    runner, course = Runner(device.transfer.library, 1), Course(device, 3)
-    spans = spans_of([Memory(3)])
-    with pytest.raises(InvalidArgument, match="ticket: must not be 0, is"):
-        runner.start(0, course.trip, spans, spans)
+    runner, course, memory = Runner(device.transfer.library, 1), Course(device, 3), Memory(3)
+    spans = spans_of([memory])
+
+    def refused(sentence: str, *about: object) -> None:
+        with pytest.raises(InvalidArgument, match=f"^{sentence}$"):
+            runner.start(*about, None)
+
+    refused("ticket: must not be 0, is", 0, course.trip, spans, spans)
+    for wrong, sentence in (
+        (b"", "count: must be 1 or more, is 0"),
+        (pack_spans([0, 5]), "host of a span: must be a pointer, is NULL"),
+    ):
+        refused(sentence, 1, course.trip, wrong, spans)
+        refused(sentence, 1, course.trip, spans, wrong)
     course.trip.laps = pack_laps([(1, 2)] * (MAX_LAPS + 1))
-    with pytest.raises(InvalidArgument, match=f"num_laps: must be at most {MAX_LAPS}, is 5"):
-        runner.start(1, course.trip, spans, spans)
+    refused(f"num_laps: must be 0 to {MAX_LAPS}, is 5", 1, course.trip, spans, spans)
     course.trip.laps = b""
-    runner.start(1, course.trip, spans, pack_spans([0, 5]))
-    (ended,) = collect(runner)
-    assert str(ended.error) == "host of a span: must be a pointer, is NULL"
+    start(runner, 1, course, memory, memory)
+    assert [ended.ticket for ended in collect(runner)] == [1]
+
+
+def test_a_null_is_refused_and_not_followed(device: Device) -> None:
+    library, course, memory = device.transfer.library, Course(device, 3), Memory(3)
+    runner, spans = Runner(library, 1), spans_of([memory])
+    start_ = library.holding.swiglu_runner_start
+    packed = course.trip.packed
+    for name, about in (
+        ("runner", (None, 1, packed, spans, 1, spans, 1, None, 0)),
+        ("trip", (runner.handle, 1, None, spans, 1, spans, 1, None, 0)),
+        ("spans", (runner.handle, 1, packed, None, 1, spans, 1, None, 0)),
+        ("spans", (runner.handle, 1, packed, spans, 1, None, 1, None, 0)),
+        ("laps", (runner.handle, 1, packed, spans, 1, spans, 1, None, 1)),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^{name}: must be a pointer, is NULL$"):
+            library.check(start_(*about))
+    assert library.holding.swiglu_runner_descriptor(None) == -1
+    assert not wait(runner, 0)
+
+
+def test_a_closed_runner_starts_no_thread_and_may_be_closed_again(device: Device) -> None:
+    runner = Runner(device.transfer.library, 1)
+    runner.close()
+    runner.close()
+    with pytest.raises(InvalidArgument, match="runner: must be a pointer, is NULL"):
+        start(runner, 1, Course(device, 3), Memory(3), Memory(3))

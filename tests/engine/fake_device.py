@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from struct import iter_unpack
 from typing import NamedTuple
 
@@ -74,37 +74,50 @@ class FakeRunner:
 
     Attributes:
         fails: What the next trip fails with.
+        lost: Whether the device is then.
         started: Trips.
+        closed: Whether it was.
     """
 
     def __init__(self, device: FakeDevice) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
         self.fails: KernelError | None = None
+        self.lost = self.closed = False
         self.started = 0
         self._device = device
         self._ended: SimpleQueue[Ended] = SimpleQueue()
 
-    def start(self, ticket: int, trip: FakeTrip, inputs: bytes, outputs: bytes) -> None:
+    def start(
+        self, ticket: int, trip: FakeTrip, inputs: bytes, outputs: bytes, keep: object
+    ) -> None:
         self.started += 1
         error, self.fails = self.fails, None
 
         def work() -> None:
+            nonlocal error
             self._device.enter()
-            host_s = 0.0 if error else self._device.run_trip(trip, inputs, outputs)
-            laps_s = self._device.read_laps(trip.laps)
+            host_s, laps_s = 0.0, self._device.read_laps(trip.laps)
+            if error is None:
+                try:
+                    host_s = self._device.run_trip(trip, inputs, outputs)
+                except KernelError as failed:
+                    error = failed
             padding = (-1.0,) * (MAX_LAPS - len(laps_s))
-            self._ended.put(Ended(ticket, host_s, (*laps_s, *padding), error))
+            ended = Ended(ticket, host_s, (*laps_s, *padding), error, self.lost)
+            self._ended.put(ended)
             os.eventfd_write(self.descriptor, 1)
 
         threading.Thread(target=work).start()
 
     def collect(self) -> Ended | None:
         try:
-            ended = self._ended.get_nowait()
-        except Empty:
+            os.eventfd_read(self.descriptor)
+        except BlockingIOError:
             return None
-        os.eventfd_read(self.descriptor)
-        return ended
+        return self._ended.get()
+
+    def close(self) -> None:
+        self.closed = True
 
     def __del__(self) -> None:
         os.close(self.descriptor)

@@ -82,5 +82,5 @@ def test_pieces_hold_the_widest_row(device: Pinning, monkeypatch) -> None:
     inputs, answers = Pieces(device, model, ()), Pieces(device, model, tuple(Output))
     assert device.asked == [PIECES * 64, PIECES * 128]
     assert inputs.rows(1, 32).shape == (1, 32)
-    assert answers.rows(1, 48).data_ptr() == answers.first.data_ptr()
-    assert answers.first.nbytes == 128
+    assert answers.rows(1, 48).data_ptr() == answers.staging.data_ptr()
+    assert answers.staging.nbytes == 128

@@ -253,6 +253,9 @@ class Starting(Replica):
         self.over: list[tuple[Batch, OnEnd]] = []
         self.takes = True
 
+    def starts(self, output: Output, tokens: int) -> bool:
+        return tokens == 3
+
     def start(self, batch: Batch, ended: OnEnd) -> bool:
         error, self.fail_next = self.fail_next, None
         if error is not None:
@@ -272,6 +275,7 @@ def test_started_batches_go_to_the_gpu_that_idles_and_no_more_than_it_takes() ->
     engine = ReplicatedEngine(replicas)
     assert isinstance(engine, StartsBatches)
     assert engine.descriptors == (100, 101)
+    assert [engine.starts(Output.MLP, tokens) for tokens in (3, 4)] == [True, False]
     reports: list[BatchReport | Exception] = []
     assert [engine.start(make_batch(3), reports.append) for _ in range(3)] == [True, True, False]
     engine.collect()
@@ -301,6 +305,7 @@ def test_a_batch_that_is_not_started_leaves_its_place_to_the_next() -> None:
 def test_replicas_that_cannot_start_do_not() -> None:
     _, engine = make()
     assert engine.descriptors == ()
+    assert not engine.starts(Output.MLP, 3)
     assert not engine.start(make_batch(3), lambda outcome: None)
     engine.collect()
     assert engine._in_flight == [0, 0]

@@ -31,7 +31,10 @@ SWIGLU_API swiglu_status_t swiglu_runner_create(int32_t threads, swiglu_runner_t
  */
 SWIGLU_API void swiglu_runner_destroy(swiglu_runner_t* runner);
 
-/* Readable, for poll(2) and the like, while a batch that ended was not collected. The runner's. */
+/*
+ * Readable, for poll(2) and the like, while a batch that ended was not collected. The runner's; -1
+ * for NULL.
+ */
 SWIGLU_API int32_t swiglu_runner_descriptor(swiglu_runner_t const* runner);
 
 /*
@@ -51,12 +54,14 @@ typedef struct swiglu_ended {
   int64_t ticket; /* 0: there is none to collect */
   double host_s;  /* as of swiglu_run_trip */
   double laps_s[SWIGLU_MAX_LAPS];
+  int32_t lost;   /* 1: the device can run nothing any more */
 } swiglu_ended_t;
 
 /*
  * Takes out the batch that ended first, and returns the status that its calls had, with their
- * sentence. After one other than SWIGLU_OK the device was waited for: nothing of the batch is under
- * way any more, unless the device is lost.
+ * sentence. After one other than SWIGLU_OK its thread has waited for the device: nothing of the
+ * batch is under way any more, or the device is lost and the status and sentence are those of the
+ * wait.
  */
 SWIGLU_API swiglu_status_t swiglu_runner_collect(swiglu_runner_t* runner, swiglu_ended_t* ended);
 

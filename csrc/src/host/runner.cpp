@@ -5,8 +5,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
@@ -21,6 +19,7 @@
 
 #include "copies.hpp"
 #include "guarded.hpp"
+#include "host/spans.hpp"
 
 namespace swiglu {
 namespace {
@@ -126,8 +125,13 @@ void work(std::shared_ptr<Shared> const& shared, int32_t device) {
     Outcome outcome;
     outcome.ended.ticket = job.ticket;
     outcome.error = wrong_device ? wrong_device : run(job, &outcome.ended);
-    // Or copies of this batch might still be under way. What it says is no news.
-    if (outcome.error) static_cast<void>(synchronize_device());
+    if (outcome.error) {
+      // Or copies of this batch might still be under way.
+      if (Error lost = synchronize_device()) {
+        outcome.ended.lost = 1;
+        outcome.error = std::move(lost);
+      }
+    }
     shared->end(std::move(outcome));
   }
 }
@@ -167,14 +171,12 @@ Error create(int32_t threads, swiglu_runner_t** runner) {
   return {};
 }
 
-Error start(swiglu_runner_t& runner, Job job) {
-  if (job.ticket == 0) return {SWIGLU_INVALID_ARGUMENT, "ticket: must not be 0, is"};
-  if (job.laps.size() > SWIGLU_MAX_LAPS) {
-    return {SWIGLU_INVALID_SHAPE, "num_laps: must be at most " + std::to_string(SWIGLU_MAX_LAPS) +
-                                      ", is " + std::to_string(job.laps.size())};
+Error check_laps(swiglu_lap_t const* laps, int32_t count) {
+  if (count < 0 || count > SWIGLU_MAX_LAPS) {
+    return {SWIGLU_INVALID_SHAPE, "num_laps: must be 0 to " + std::to_string(SWIGLU_MAX_LAPS) +
+                                      ", is " + std::to_string(count)};
   }
-  runner.shared->start(std::move(job));
-  return {};
+  return count > 0 && laps == nullptr ? null_argument("laps") : Error{};
 }
 
 }  // namespace
@@ -189,7 +191,7 @@ swiglu_status_t swiglu_runner_create(int32_t threads, swiglu_runner_t** runner) 
 void swiglu_runner_destroy(swiglu_runner_t* runner) { delete runner; }
 
 int32_t swiglu_runner_descriptor(swiglu_runner_t const* runner) {
-  return runner->shared->descriptor();
+  return runner == nullptr ? -1 : runner->shared->descriptor();
 }
 
 swiglu_status_t swiglu_runner_start(swiglu_runner_t* runner, int64_t ticket,
@@ -200,11 +202,16 @@ swiglu_status_t swiglu_runner_start(swiglu_runner_t* runner, int64_t ticket,
   return swiglu::guarded([&]() -> swiglu::Error {
     if (runner == nullptr) return swiglu::null_argument("runner");
     if (trip == nullptr) return swiglu::null_argument("trip");
-    auto const copied = [](auto const* first, int64_t count) {
-      return std::vector(first, first + std::max<int64_t>(count, 0));
-    };
-    return swiglu::start(*runner, {ticket, *trip, copied(inputs, num_inputs),
-                                   copied(outputs, num_outputs), copied(laps, num_laps)});
+    if (ticket == 0) return {SWIGLU_INVALID_ARGUMENT, "ticket: must not be 0, is"};
+    if (swiglu::Error error = swiglu::check_spans(inputs, num_inputs)) return error;
+    if (swiglu::Error error = swiglu::check_spans(outputs, num_outputs)) return error;
+    if (swiglu::Error error = swiglu::check_laps(laps, num_laps)) return error;
+    runner->shared->start({ticket,
+                           *trip,
+                           {inputs, inputs + num_inputs},
+                           {outputs, outputs + num_outputs},
+                           {laps, laps + num_laps}});
+    return {};
   });
 }
 

@@ -14,6 +14,7 @@
 
 #include "copies.hpp"
 #include "guarded.hpp"
+#include "host/spans.hpp"
 
 struct swiglu_staging {
   std::byte* pinned = nullptr;
@@ -31,6 +32,22 @@ struct swiglu_staging {
 };
 
 namespace swiglu {
+
+Error check_spans(swiglu_span_t const* spans, int64_t count) {
+  if (spans == nullptr) return null_argument("spans");
+  if (count < 1) {
+    return {SWIGLU_INVALID_SHAPE, "count: must be 1 or more, is " + std::to_string(count)};
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (spans[i].host == nullptr) return null_argument("host of a span");
+    if (spans[i].bytes < 1) {
+      return {SWIGLU_INVALID_SHAPE,
+              "bytes of a span: must be 1 or more, is " + std::to_string(spans[i].bytes)};
+    }
+  }
+  return {};
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -224,21 +241,6 @@ Error launch(swiglu_trip_t const& trip) {
   if (Error error = stream_waits_for(trip.compute, trip.arrived)) return error;
   if (Error error = launch_graph(trip.graph, trip.compute)) return error;
   return record_event(trip.done, trip.compute);
-}
-
-Error check_spans(swiglu_span_t const* spans, int64_t count) {
-  if (spans == nullptr) return null_argument("spans");
-  if (count < 1) {
-    return {SWIGLU_INVALID_SHAPE, "count: must be 1 or more, is " + std::to_string(count)};
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    if (spans[i].host == nullptr) return null_argument("host of a span");
-    if (spans[i].bytes < 1) {
-      return {SWIGLU_INVALID_SHAPE,
-              "bytes of a span: must be 1 or more, is " + std::to_string(spans[i].bytes)};
-    }
-  }
-  return {};
 }
 
 Error create(void* pinned, int64_t piece_bytes, int32_t count, swiglu_staging_t** staging) {
