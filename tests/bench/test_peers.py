@@ -13,7 +13,7 @@ import pytest
 
 from service.bench.peers import compare, table
 from service.bench.peers.compare import run_peer_bench
-from service.bench.peers.measure import measure_server
+from service.bench.peers.measure import Measured, Round, measure_server
 from service.bench.peers.mlp import Mlp, answer_headers
 from service.bench.peers.options import Cases, PeerOptions, parse_cases, parse_workers
 from service.bench.peers.plot import draw_peers
@@ -145,6 +145,25 @@ def test_how_busy_the_gpu_was_is_known_where_the_server_says_so(server, busy_s) 
         assert process.gpu_busy_s() == busy_s
     finally:
         process.stop()
+
+
+def test_a_comparison_that_is_cut_keeps_the_servers_that_were_measured(
+    tmp_path: Path, monkeypatch
+) -> None:
+    found = Round(1000.0, 900.0, 1200.0, 0.5, None, 0.3, 0)
+
+    def measure(server, model, cases, options, progress):
+        if server is OURS:
+            raise KeyboardInterrupt
+        yield Measured(server, model, 1, 1, ROW_BYTES, found)
+
+    monkeypatch.setattr(compare, "measure_server", measure)
+    monkeypatch.setattr(compare, "servers", lambda model, workers: [ECHO, OURS])
+    with pytest.raises(KeyboardInterrupt):
+        run_peer_bench(options(commit="abc"), tmp_path, "a test", lambda step: None)
+    about, rows = ServiceResults(tmp_path, "cpu").peers()
+    assert [one["server"] for one in rows] == ["echo"]
+    assert (about["commit"], about["left_out"]) == ("abc", [])
 
 
 def test_no_server_is_started_after_the_budget(monkeypatch) -> None:

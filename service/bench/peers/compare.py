@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -31,9 +31,16 @@ _MOST_ROWS_ON_CPU = 64
 
 
 def compare(
-    options: PeerOptions, progress: Callable[[str], None]
+    options: PeerOptions,
+    progress: Callable[[str], None],
+    keep: Callable[[Sequence[Measured], Sequence[str]], None] | None = None,
 ) -> tuple[list[Measured], list[str]]:
     """Measure every server that is installed, as long as the budget lasts.
+
+    Args:
+        options: What to measure.
+        progress: Told what is being done.
+        keep: Gets, behind every server, what is to be returned as far as it is known.
 
     Returns:
         Servers and cases measured, and a sentence about each server that is left out.
@@ -56,6 +63,8 @@ def compare(
                 logger.warning("%s", error)
                 sentence, _, _ = str(error).partition(":\n")  # the rest is its log
                 left_out.append(f"{model}: {server.label}: {sentence}")
+            if keep is not None:
+                keep(measured, list(dict.fromkeys(left_out)))
     return measured, list(dict.fromkeys(left_out))
 
 
@@ -88,7 +97,10 @@ def _cases(options: PeerOptions, model: str) -> tuple[list[tuple[int, int]], lis
 def run_peer_bench(
     options: PeerOptions, results: Path, command: str, progress: Callable[[str], None]
 ) -> list[str]:
-    """Measure, write `<gpu>-service.csv` with its JSON and picture, and return lines to print.
+    """Measure, write `<gpu>-service.csv` and its JSON behind every server, and draw them.
+
+    Returns:
+        Lines to print.
 
     Raises:
         ConfigError: there is no matplotlib, or no server could be measured.
@@ -102,22 +114,30 @@ def run_peer_bench(
         device = describe_gpu()
         gpu = gpu_slug(str(device["gpu"]))
     load_average = os.getloadavg()[0]
-    measured, left_out = compare(options, progress)
+
+    def keep(measured: Sequence[Measured], left_out: Sequence[str]) -> None:
+        if not measured:
+            return
+        packages = sorted({name for one in measured for name in one.server.distributions})
+        busiest = max(measured, key=lambda one: one.found.clients_busy)
+        about = {
+            **describe_environment(command, packages, options.commit),
+            **device,
+            "rounds": options.rounds,
+            "duration_s": options.duration_s,
+            "warm_up_s": options.warm_up_s,
+            "load_average": load_average,
+            "clients_busy": round(busiest.found.clients_busy, 3),
+            "clients_busy_with": f"{busiest.server.label}, {busiest.rows} × {busiest.clients}",
+            "left_out": left_out,
+        }
+        ServiceResults(results, gpu).replace_peers(about, [one.row() for one in measured])
+
+    # As it goes: it takes minutes, and whoever ends it early has paid for what is there.
+    measured, left_out = compare(options, progress, keep)
     if not measured:
         raise ConfigError(f"peers: one server must be measured, none was: {'; '.join(left_out)}")
-    packages = sorted({name for one in measured for name in one.server.distributions})
-    busiest = max(measured, key=lambda one: one.found.clients_busy)
-    about = {
-        **describe_environment(command, packages, options.commit),
-        **device,
-        "rounds": options.rounds,
-        "duration_s": options.duration_s,
-        "warm_up_s": options.warm_up_s,
-        "load_average": load_average,
-        "clients_busy": round(busiest.found.clients_busy, 3),
-        "clients_busy_with": f"{busiest.server.label}, {busiest.rows} × {busiest.clients}",
-        "left_out": left_out,
-    }
+    # Also of those that were refused behind the last that was measured.
+    keep(measured, left_out)
     rows = [one.row() for one in measured]
-    ServiceResults(results, gpu).replace_peers(about, rows)
     return [*describe(rows), *left_out, str(plot_peers(results, gpu))]
