@@ -118,6 +118,7 @@ class Slot:
         self.graph_timers = Timers(device, kernels_in_graph=True, copies_in_graph=True)
         self.trip_timers = Timers(device, kernels_in_graph=True)
         self.done = device.event()
+        self._small_ends, self._trip_ends = map(self._ends, (self.graph_timers, self.trip_timers))
         self.laps = {output: device.laps(self.timers.laps(output)) for output in Output}
         self.trips: dict[tuple[int, Output, int], Trip] = {}
 
@@ -164,20 +165,14 @@ class Slot:
 
     def small_trip(self, graph: Graph, output: Output) -> Trip:
         """A small batch through such a graph."""
-        timers = self.graph_timers
-        return self._device.small_trip(
-            self._ends(timers), graph, self._device.laps(timers.laps(output))
-        )
+        laps = self._device.laps(self.graph_timers.laps(output))
+        return self._device.small_trip(self._small_ends, graph, laps)
 
     def trip(self, graph: Graph, output: Output) -> Trip:
         """A larger one."""
-        timers = self.trip_timers
-        return self._device.trip(
-            self._ends(timers),
-            graph,
-            self.result(output, self.capacity),
-            self._device.laps(timers.laps(output)),
-        )
+        laps = self._device.laps(self.trip_timers.laps(output))
+        answers = self.result(output, self.capacity)
+        return self._device.trip(self._trip_ends, graph, answers, laps)
 
     def _ends(self, timers: Timers) -> TripEnds:
         return TripEnds(

@@ -6,6 +6,7 @@ import ctypes
 import os
 import select
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -135,6 +136,18 @@ def test_its_threads_are_on_the_device_that_was_current(device: Device) -> None:
     start(runner, 1, course, Memory(3), Memory(3))
     collect(runner)
     assert device.functions.swiglu_test_launched_on() == 5
+
+
+def test_it_keeps_what_it_works_on_until_that_is_collected(device: Device) -> None:
+    runner = Runner(device.transfer.library, 1)
+    course, memory = Course(device, 3), Memory(3)
+    kept = weakref.ref(memory)
+    start(runner, 1, course, memory, Memory(3))
+    del memory
+    assert wait(runner)
+    assert kept() is not None
+    collect(runner)
+    assert kept() is None
 
 
 def test_ends_that_were_not_collected_stay_readable(device: Device) -> None:
