@@ -155,20 +155,21 @@ def _keep_starting(engine: StartsBatches, feeders: Sequence[Feeder], seconds: fl
             batches += 1
             busy_s += outcome.busy_s
             if time.perf_counter() < ends_at and not errors:
-                # What is under way has to end first, whatever this raises.
-                try:
-                    start(feeder)
-                except EngineError as error:
-                    errors.append(error)
+                start(feeder)
 
-        begun = feeder.start(engine, ended)
+        begun = False
+        # What is under way has to end first, whatever this raises.
+        try:
+            begun = feeder.start(engine, ended)
+        except EngineError as error:
+            errors.append(error)
         running += begun
         return begun
 
     with selectors.DefaultSelector() as selector:
         for descriptor in engine.descriptors:
             selector.register(descriptor, selectors.EVENT_READ)
-        if not start(feeders[0]):
+        if not start(feeders[0]) and not errors:
             return None
         while not batches and not errors:
             selector.select()

@@ -71,8 +71,7 @@ def more_gpus_table(results: Path) -> str:
             rows.append((row["model"], batch, *compared, percent(float(row["busy_share"]))))
         header = ("model", "batch", "one GPU, batches/s", f"{count} GPUs", "ratio", "busy")
         blocks.append(
-            f"{markdown_table(header, rows)}\n\nOne GPU at commit {one['commit']}. Short batches "
-            f"are bound by the one interpreter that starts all of them. {_where(about)}"
+            f"{markdown_table(header, rows)}\n\nOne GPU at commit {one['commit']}. {_where(about)}"
         )
     return "\n\n".join(blocks) or "Not measured yet."
 

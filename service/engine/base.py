@@ -209,7 +209,7 @@ class Gpu:
 
 
 class Engine(Protocol):
-    """Runs batches on a device. All methods are called off the event loop.
+    """Runs batches on a device. These methods are called off the event loop.
 
     `run` may be called from up to `concurrency` threads at a time. It raises EngineDead when
     nothing can run any more, and any other exception when this batch alone failed.
@@ -290,7 +290,7 @@ OnEnd: TypeAlias = Callable[[BatchReport | Exception], None]
 class StartsBatches(Protocol):
     """What an engine may have besides; asked for with isinstance.
 
-    It runs such batches in threads of its own, which need no interpreter. `start` and `collect` are
+    It runs some batches in threads of its own, which need no interpreter. `start` and `collect` are
     for one thread, the event loop's, beside others that are in `run`.
     """
 

@@ -301,7 +301,11 @@ class FusedEngine:
         """Tell of the batches that have ended."""
         while (trip := self._runner.collect()) is not None:
             started = self._started.pop(trip.ticket)
-            started.ended(self._outcome(started, trip))
+            try:
+                outcome: BatchReport | Exception = self._outcome(started, trip)
+            except Exception as error:  # noqa: BLE001 - whoever hears of the end decides
+                outcome = error
+            started.ended(outcome)
 
     def self_test(self) -> None:
         """Run a known input on one resident layer, as a batch; each call takes the next.

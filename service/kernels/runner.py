@@ -67,7 +67,8 @@ class Ended(NamedTuple):
     lost: bool
 
 
-# What threads of runners work on that are gone themselves: nobody hears when that is over.
+# What threads of runners work on that are gone themselves; for good, as nobody hears when that is
+# over.
 _abandoned: list[dict[int, object]] = []
 
 

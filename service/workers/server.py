@@ -175,8 +175,10 @@ class EngineServer:
     async def _end(self, grace_s: float) -> None:
         if not await self._pool.ended(grace_s + _END_TIMEOUT_S):
             self.exit_status = 1
-            # Nobody waits for what the engine may still do, nor does the process.
-            self.runtime.give_up(TimeoutError("drain: front ends had to give requests up"))
+            # Nobody waits for what the engine may still do, nor does the process. A dead one has
+            # failed them itself, and said so.
+            if self.runtime.health.live:
+                self.runtime.give_up(TimeoutError("drain: front ends had to give requests up"))
         self._ended.set()
 
     def _engine_died(self) -> None:

@@ -430,6 +430,7 @@ def test_stop_waits_for_started_batches(batches: int):
         await within(stopping)
         assert engine.closed
         assert all(future.done() for future in futures)
+        assert not asyncio.get_running_loop().remove_reader(engine.descriptor), "still watched"
 
     asyncio.run(main())
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from struct import iter_unpack
 from typing import NamedTuple
 
@@ -80,41 +80,49 @@ class FakeRunner:
     """
 
     def __init__(self, device: FakeDevice) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.fails: KernelError | None = None
         self.lost = self.closed = False
         self.started = 0
         self._device = device
-        self._ended: SimpleQueue[Ended] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended: deque[Ended] = deque()
+        self._kept: dict[int, object] = {}
 
     def start(
         self, ticket: int, trip: FakeTrip, inputs: bytes, outputs: bytes, keep: object
     ) -> None:
         self.started += 1
+        self._kept[ticket] = trip, keep
         error, self.fails = self.fails, None
 
         def work() -> None:
             nonlocal error
             self._device.enter()
-            host_s, laps_s = 0.0, self._device.read_laps(trip.laps)
+            host_s, laps_s = 0.0, ()
             if error is None:
                 try:
                     host_s = self._device.run_trip(trip, inputs, outputs)
-                except KernelError as failed:
-                    error = failed
+                    laps_s = self._device.read_laps(trip.laps)
+                except Exception as failed:  # noqa: BLE001 - as whatever fails there is told of
+                    error = failed if isinstance(failed, KernelError) else KernelError(repr(failed))
             padding = (-1.0,) * (MAX_LAPS - len(laps_s))
-            ended = Ended(ticket, host_s, (*laps_s, *padding), error, self.lost)
-            self._ended.put(ended)
-            os.eventfd_write(self.descriptor, 1)
+            with self._lock:
+                self._ended.append(Ended(ticket, host_s, (*laps_s, *padding), error, self.lost))
+                if len(self._ended) == 1:
+                    os.eventfd_write(self.descriptor, 1)
 
         threading.Thread(target=work).start()
 
     def collect(self) -> Ended | None:
-        try:
-            os.eventfd_read(self.descriptor)
-        except BlockingIOError:
-            return None
-        return self._ended.get()
+        with self._lock:
+            if not self._ended:
+                return None
+            ended = self._ended.popleft()
+            if not self._ended:
+                os.eventfd_read(self.descriptor)
+        del self._kept[ended.ticket]
+        return ended
 
     def close(self) -> None:
         self.closed = True
@@ -313,6 +321,7 @@ class FakeDevice:
 
     def read_laps(self, laps: Sequence[tuple[FakeEvent, FakeEvent]]) -> tuple[float, ...]:
         assert all(begin is not end for begin, end in laps)
+        assert all(event.records for lap in laps for event in lap), "not recorded yet"
         return (1e-3,) * len(laps)
 
     def runner(self, threads: int) -> FakeRunner:

@@ -6,11 +6,14 @@ import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from service.engine.base import (
+    Batch,
+    DeviceWindow,
     DType,
     Engine,
     LendsHostMemory,
@@ -21,6 +24,7 @@ from service.engine.base import (
 )
 from service.engine.buckets import GRAPH_BYTES
 from service.engine.fused import SLOTS
+from service.engine.slot import Slot
 from service.errors import EngineDead, EngineError
 from service.kernels.errors import CudaError
 from service.kernels.transfer import DIRECT_BYTES
@@ -399,7 +403,12 @@ def test_a_started_batch_needs_no_thread_of_ours(
     assert made.engine.start(batch, outcomes.append)
     assert made.engine._slots.qsize() == 0
     assert not made.engine.start(batch, outcomes.append), "no slot is free"
+    (runner,) = made.device.runners
+    # The library has addresses alone.
+    ((_, (slot, kept)),) = runner._kept.values()
+    assert (kept is batch, isinstance(slot, Slot)) == (True, True)
     collect(made)
+    assert runner._kept == {}
     assert_right(made.model, inputs, batch)
     assert made.engine._slots.qsize() == 1
     again = make_batch(made.engine.model, inputs, layer=3, output=output)
@@ -420,6 +429,11 @@ def test_what_has_no_graph_or_another_type_is_not_started(make, tokens_and_type)
     assert not made.engine.start(batch, lambda outcome: pytest.fail("not started"))
     batch = make_batch(made.engine.model, [draw(2)], output_dtype=DType.FP32)
     assert not made.engine.start(batch, lambda outcome: pytest.fail("not started"))
+    (segment,) = make_batch(made.engine.model, [draw(2)]).segments
+    window = DeviceWindow(SimpleNamespace(), 0, segment.input.nbytes)
+    for moved in (segment._replace(input=window), segment._replace(output=window)):
+        batch = Batch(0, Output.MLP, [moved])
+        assert not made.engine.start(batch, lambda outcome: pytest.fail("not started"))
     assert made.engine._slots.qsize() == 2
     assert made.device.runners[0].started == 0
 
@@ -479,6 +493,16 @@ def test_it_starts_what_has_a_graph(make, output: Output) -> None:
     engine = make().engine
     found = [tokens for tokens in range(1, MAX_TOKENS + 1) if engine.starts(output, tokens)]
     assert found == list(range(1, LARGEST_TRIP + 1))
+
+
+def test_an_error_behind_a_started_batch_is_its_outcome(make, monkeypatch) -> None:
+    made = make(slots=1)
+    outcomes: list[object] = []
+    made.engine.start(make_batch(made.engine.model, [draw(20)]), outcomes.append)
+    monkeypatch.setattr(made.gate_up, "choose", lambda tokens: 1 // 0)
+    collect(made)
+    assert isinstance(outcomes[0], ZeroDivisionError)
+    assert made.engine._slots.qsize() == 1
 
 
 def test_what_cannot_be_started_leaves_its_slot(make, monkeypatch) -> None:

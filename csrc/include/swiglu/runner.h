@@ -5,8 +5,8 @@
  * a batch, and each hand-over wakes a thread. Here one thread of the interpreter's starts batches
  * and hears of their ends, by a descriptor that its event loop watches.
  *
- * Rules as in swiglu.h. A runner is for the device that is current when it is made; its functions
- * may be called by any thread, at the same time too.
+ * Rules as in swiglu.h. A runner is for the device that is current when it is made. Any thread may
+ * call its functions, at the same time too, but for its end.
  */
 #ifndef SWIGLU_RUNNER_H_
 #define SWIGLU_RUNNER_H_
@@ -58,10 +58,10 @@ typedef struct swiglu_ended {
 } swiglu_ended_t;
 
 /*
- * Takes out the batch that ended first, and returns the status that its calls had, with their
- * sentence. After one other than SWIGLU_OK its thread has waited for the device: nothing of the
- * batch is under way any more, or the device is lost and the status and sentence are those of the
- * wait.
+ * Takes out the batch that ended first, if there is one, and returns the status that its calls had,
+ * with their sentence. After one other than SWIGLU_OK its thread has waited for the device: nothing
+ * of the batch is under way any more, or the device is lost and the status and sentence are those
+ * of the wait.
  */
 SWIGLU_API swiglu_status_t swiglu_runner_collect(swiglu_runner_t* runner, swiglu_ended_t* ended);
 
