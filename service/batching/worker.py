@@ -124,7 +124,11 @@ class EngineWorker:
 
     def _start(self, engine: StartsBatches, members: Sequence[PendingRequest], ended: Done) -> None:
         """Have the engine's own threads run the batch, or one of ours where they do not."""
-        formed: list[tuple[Batch, Outputs]] = []
+        formed = self._attempt(lambda: self._form(members))
+        if isinstance(formed, BaseException):
+            self._loop.call_soon(ended, formed)
+            return
+        batch, outputs = formed
 
         def over(outcome: BatchReport | Exception) -> None:
             self._started -= 1
@@ -132,19 +136,14 @@ class EngineWorker:
                 self._none_started.set()
             if isinstance(outcome, EngineDead):
                 self._dead = outcome
-            ended(outcome if isinstance(outcome, Exception) else (outcome, formed[0][1]))
+            ended(outcome if isinstance(outcome, Exception) else (outcome, outputs))
 
-        def start() -> bool:
-            formed.append(self._form(members))
-            return engine.start(formed[0][0], over)
-
-        begun = self._attempt(start)
+        begun = self._attempt(lambda: engine.start(batch, over))
         if isinstance(begun, BaseException):
             self._loop.call_soon(ended, begun)
         elif begun:
             self._started += 1
         else:
-            ((batch, outputs),) = formed
             self._run_in_thread(lambda: (self._engine.run(batch), outputs), ended)
 
     def _collect(self, launched: Launched, outputs: Outputs, ended: Done) -> None:

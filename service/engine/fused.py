@@ -111,7 +111,6 @@ class FusedEngine:
         self._passage = Passage(device, model, gate_up, down, self._memory)
         self._runner = device.runner(slots)
         self._tickets = count(1)
-        self._started: dict[int, _Started] = {}
         accuracy = 4 * torch.finfo(TORCH_DTYPES[model.spec.dtype]).eps
         self._known_answers = KnownAnswers(model.spec.hidden_size, self._run_row, accuracy)
 
@@ -288,19 +287,19 @@ class FusedEngine:
             slot = self._slots.get_nowait()
         except Empty:
             return False
-        ticket = next(self._tickets)
+        trip = slot.trips[batch.layer, batch.output, size]
+        started = _Started(slot, batch, size, ended)
         try:
-            self._passage.start_trip(self._runner, ticket, slot, batch, size)
+            self._passage.start_trip(self._runner, next(self._tickets), trip, batch, started)
         except BaseException:
             self._slots.put(slot)
             raise
-        self._started[ticket] = _Started(slot, batch, size, ended)
         return True
 
     def collect(self) -> None:
         """Tell of the batches that have ended."""
         while (trip := self._runner.collect()) is not None:
-            started = self._started.pop(trip.ticket)
+            started: _Started = trip.kept
             try:
                 outcome: BatchReport | Exception = self._outcome(started, trip)
             except Exception as error:  # noqa: BLE001 - whoever hears of the end decides

@@ -72,11 +72,20 @@ class Passage:
         host_s += convert_outputs(outputs, self._width(batch))
         return self.read_report(trip, batch.output, size, host_s)
 
-    def start_trip(self, runner: Runner, ticket: int, slot: Slot, batch: Batch, size: int) -> None:
-        """Have a thread of the library's go the whole way, with rows of the resident type."""
+    def start_trip(
+        self, runner: Runner, ticket: int, trip: Trip, batch: Batch, keep: object
+    ) -> None:
+        """Have a thread of the library's go the whole way, with rows of the resident type.
+
+        Args:
+            runner: Whose thread.
+            ticket: As in `Runner.start`.
+            trip: Of a slot.
+            batch: As in `run_trip`.
+            keep: Owns the slot and the batch.
+        """
         inputs, outputs = self._spans_in(batch), self._spans_out(batch)
-        trip = slot.trips[batch.layer, batch.output, size]
-        runner.start(ticket, trip, inputs.packed, outputs.packed, (slot, batch))
+        runner.start(ticket, trip, inputs.packed, outputs.packed, keep)
 
     def read_report(self, trip: Trip, output: Output, size: int, host_s: float) -> BatchReport:
         """What a trip took that is over."""

@@ -7,7 +7,7 @@ waits for it sleeps.
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.kernels.errors import KernelError
 from service.kernels.library import Library, bind
@@ -58,6 +58,7 @@ class Ended(NamedTuple):
         laps_s: Seconds of the trip's laps; undefined behind them, and after an error.
         error: What failed; nothing of the batch is under way any more.
         lost: Whether the device can run nothing any more.
+        kept: What `Runner.start` was given to keep.
     """
 
     ticket: int
@@ -65,11 +66,12 @@ class Ended(NamedTuple):
     laps_s: tuple[float, ...]
     error: KernelError | None
     lost: bool
+    kept: Any
 
 
 # What threads of runners work on that are gone themselves; for good, as nobody hears when that is
 # over.
-_abandoned: list[dict[int, object]] = []
+_abandoned: list[object] = []
 
 
 class Runner(Owned):
@@ -95,7 +97,7 @@ class Runner(Owned):
         # None of them takes as long as to get the lock back from another thread.
         bind(library, PROTOTYPES, holding=True)
         of = self._functions = library.holding
-        self._kept: dict[int, object] = {}
+        self._kept: dict[int, tuple[Trip, object]] = {}
         super().__init__(library, of.swiglu_runner_create, of.swiglu_runner_destroy, threads)
         self._library = library
         self._ended = _Ended()
@@ -138,9 +140,10 @@ class Runner(Owned):
         status = self._functions.swiglu_runner_collect(self.handle, ended)
         if not ended.ticket:
             return None
-        del self._kept[ended.ticket]
+        _, kept = self._kept.pop(ended.ticket)
         error = self._library.make_error(status) if status else None
-        return Ended(ended.ticket, ended.host_s, tuple(ended.laps_s), error, bool(ended.lost))
+        lost = bool(ended.lost)
+        return Ended(ended.ticket, ended.host_s, tuple(ended.laps_s), error, lost, kept)
 
     def close(self) -> None:
         """End its threads, once they are through; again is no error."""

@@ -61,7 +61,7 @@ def test_a_batch_goes_through_and_is_told_of_once(device: Device, small: bool) -
     start(runner, 7, course, memory, output)
     (ended,) = collect(runner)
     assert output.content == memory.content[::-1]
-    assert (ended.ticket, ended.error) == (7, None)
+    assert (ended.ticket, ended.error, ended.kept) == (7, None, (course, memory, output))
     assert 0 <= ended.host_s < 1
     assert ended.laps_s[:2] == pytest.approx((1e-3, 2e-3))
     assert not wait(runner, 0)

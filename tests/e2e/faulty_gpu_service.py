@@ -13,8 +13,8 @@ from service.config import load_settings
 from service.engine.base import Batch
 from service.engine.create import create_engine
 from service.engine.fused import FusedEngine
-from service.engine.slot import Slot
 from service.kernels.runner import Runner
+from service.kernels.transfer import Trip
 from service.log import configure_logging
 from service.server import serve
 
@@ -29,13 +29,13 @@ def spoil(engine: FusedEngine) -> None:
     """Put a spinning kernel or a failing assertion before the kernels of a batch."""
     start = engine._passage.start_trip
 
-    def spoilt(runner: Runner, ticket: int, slot: Slot, batch: Batch, size: int) -> None:
+    def spoilt(runner: Runner, ticket: int, trip: Trip, batch: Batch, keep: object) -> None:
         engine._device.enter()
         if batch.tokens == HANGS:
             torch.cuda._sleep(_CYCLES)
         if batch.tokens == BREAKS:
             torch._assert_async(torch.zeros(1, device="cuda"))
-        start(runner, ticket, slot, batch, size)
+        start(runner, ticket, trip, batch, keep)
 
     engine._passage.start_trip = spoilt  # type: ignore[method-assign]
 

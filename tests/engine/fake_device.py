@@ -107,8 +107,9 @@ class FakeRunner:
                 except Exception as failed:  # noqa: BLE001 - as whatever fails there is told of
                     error = failed if isinstance(failed, KernelError) else KernelError(repr(failed))
             padding = (-1.0,) * (MAX_LAPS - len(laps_s))
+            ended = Ended(ticket, host_s, (*laps_s, *padding), error, self.lost, keep)
             with self._lock:
-                self._ended.append(Ended(ticket, host_s, (*laps_s, *padding), error, self.lost))
+                self._ended.append(ended)
                 if len(self._ended) == 1:
                     os.eventfd_write(self.descriptor, 1)
 

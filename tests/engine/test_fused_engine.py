@@ -405,8 +405,8 @@ def test_a_started_batch_needs_no_thread_of_ours(
     assert not made.engine.start(batch, outcomes.append), "no slot is free"
     (runner,) = made.device.runners
     # The library has addresses alone.
-    ((_, (slot, kept)),) = runner._kept.values()
-    assert (kept is batch, isinstance(slot, Slot)) == (True, True)
+    ((_, kept),) = runner._kept.values()
+    assert (kept.batch is batch, isinstance(kept.slot, Slot)) == (True, True)
     collect(made)
     assert runner._kept == {}
     assert_right(made.model, inputs, batch)
