@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ ROWS = ((1, 0.4), (64, 0.4), (700, 0.15), (2048, 0.05))
 CONNECTIONS = 32
 PROCESSES = 4
 WINDOWS = 10
+# Of the processes that send, before and behind the load they report of.
+WINDOW_OVERHEAD_S = 3.0
+MIN_WINDOW_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class SoakOptions:
 
     Attributes:
         model: Preset.
-        seconds: In all.
+        seconds: In all, with the service's start and what the sending processes cost.
         results: Directory of the results file.
         command: What a reader would type.
         commit: Where there is no checkout to ask.
@@ -49,10 +53,12 @@ class Window:
     """One part of the soak, and what was in use at its end.
 
     Attributes:
+        seconds: Of load.
         host_bytes: Resident memory of the service's processes, without what they share.
         gpu_bytes: Memory in use on all its GPUs, by whichever process; 0 without one.
     """
 
+    seconds: float
     requests_per_s: float
     p50_ms: float
     p99_ms: float
@@ -62,23 +68,46 @@ class Window:
 
 
 def run_soak(options: SoakOptions, progress: Progress) -> list[str]:
-    """Run all windows, write `<gpu>-soak.json`, and return lines to print.
+    """Run all windows and return lines to print.
+
+    `<gpu>-soak.json` is written behind each window from the second on, so that a run that is cut
+    keeps what it has.
 
     Raises:
         StartError: the service did not start, or could not be asked.
     """
+    end_s = time.monotonic() + options.seconds
     windows: list[Window] = []
     workers = default_workers(cores())
     with ServedModel(preset=options.model, workers=workers) as served:
         for index in range(WINDOWS):
             progress(index, WINDOWS, f"window {index + 1} of {WINDOWS}")
-            windows.append(_run_window(served, options.seconds / WINDOWS, index))
+            windows.append(_run_window(served, window_seconds(end_s, index), index))
+            if index:
+                _write(options, workers, windows)
+    return [_line(index, window) for index, window in enumerate(windows)] + [
+        f"{name}: {value}" for name, value in summarise(windows).items()
+    ]
+
+
+def window_seconds(end_s: float, index: int) -> float:
+    """How long window `index` may load the service, so that all are over at `end_s`.
+
+    Args:
+        end_s: On the clock of `time.monotonic`.
+        index: Of `WINDOWS`, from 0.
+    """
+    share = (end_s - time.monotonic()) / (WINDOWS - index)
+    return max(share - WINDOW_OVERHEAD_S, MIN_WINDOW_S)
+
+
+def _write(options: SoakOptions, workers: int, windows: list[Window]) -> None:
     on_gpu = torch.cuda.is_available()
     about = {
         **describe_environment(options.command, commit=options.commit),
         **(describe_gpu() if on_gpu else {}),
         "model": options.model,
-        "seconds": options.seconds,
+        "seconds": round(sum(window.seconds for window in windows), 1),
         "workers": workers,
         "connections": CONNECTIONS,
         "rows": ROWS,
@@ -88,9 +117,6 @@ def run_soak(options: SoakOptions, progress: Progress) -> list[str]:
     slug = gpu_slug(str(about["gpu"])) if on_gpu else "cpu"
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"{slug}-soak.json").write_text(json.dumps(about, indent=1) + "\n")
-    return [_line(index, window) for index, window in enumerate(windows)] + [
-        f"{name}: {value}" for name, value in summarise(windows).items()
-    ]
 
 
 def _run_window(served: ServedModel, seconds: float, seed: int) -> Window:
@@ -108,6 +134,7 @@ def _run_window(served: ServedModel, seconds: float, seed: int) -> Window:
     samples = served.samples()
     latency = result.latency
     return Window(
+        seconds=round(seconds, 1),
         requests_per_s=round(result.requests_per_s, 1),
         p50_ms=0.0 if latency is None else round(latency.p50_s * 1e3, 3),
         p99_ms=0.0 if latency is None else round(latency.p99_s * 1e3, 3),

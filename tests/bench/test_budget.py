@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from service.bench import budget, served
+from service.bench import budget, served, soak
 from service.bench.budget import (
     LOADS,
     STAGES,
@@ -177,6 +177,7 @@ def test_memory_of_all_gpus_counts() -> None:
 
 def window(**changes: float) -> Window:
     values = {
+        "seconds": 3.0,
         "requests_per_s": 1.0,
         "p50_ms": 1.0,
         "p99_ms": 2.0,
@@ -244,6 +245,40 @@ def test_the_soak_is_told_in_sentences(tmp_path: Path) -> None:
     assert "8 front ends: 1 to 100 requests/s, p99 2.0 to 3.5 ms" in text
     assert "0 errors" in text
     assert "grew by +0.0 MiB" in text
+
+
+def test_a_soak_that_is_cut_keeps_its_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Served(SimpleNamespace):
+        def __enter__(self) -> Served:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def run_window(_: object, seconds: float, index: int) -> Window:
+        if index == 2:
+            raise KeyboardInterrupt
+        return window(seconds=seconds)
+
+    monkeypatch.setattr(soak, "ServedModel", Served)
+    monkeypatch.setattr(soak, "_run_window", run_window)
+    monkeypatch.setattr(soak.torch.cuda, "is_available", lambda: False)
+    options = soak.SoakOptions("0.5b", 100.0, tmp_path, "tilemlp bench soak", "abc")
+    with pytest.raises(KeyboardInterrupt):
+        soak.run_soak(options, lambda *_: None)
+    about = json.loads((tmp_path / "cpu-soak.json").read_text())
+    assert [one["seconds"] for one in about["windows"]] == pytest.approx([7.0, 8.1], abs=0.1)
+    assert about["seconds"] == pytest.approx(15.1, abs=0.1)
+
+
+def test_windows_of_a_soak_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak.time, "monotonic", lambda: 100.0)
+    # A slow start, or a slow window, shortens those that follow.
+    assert soak.window_seconds(600.0, 0) == pytest.approx(47.0)
+    assert soak.window_seconds(200.0, 8) == pytest.approx(47.0)
+    assert soak.window_seconds(99.0, 9) == soak.MIN_WINDOW_S
 
 
 def test_several_gpus_are_held_against_one(tmp_path: Path) -> None:
