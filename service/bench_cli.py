@@ -82,6 +82,17 @@ def bench_service(
     budget_s: Annotated[
         float, typer.Option(help="For --peers: no further server is started after so many seconds.")
     ] = float("inf"),
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            help="For --peers: which, with commas, of echo, tilemlp, tilemlp-shm, litserve, "
+            "bentoml and rayserve; by default all."
+        ),
+    ] = None,
+    add: Annotated[
+        bool,
+        typer.Option(help="For --peers: keep rows of earlier runs that this one does not measure."),
+    ] = False,
     commit: _Commit = None,
 ) -> None:
     """Measure what the service adds to a bare ASGI echo, with a stub for the engine.
@@ -106,6 +117,8 @@ def bench_service(
                 warm_up_s=warm_up_s,
                 start_timeout_s=start_timeout_s,
                 budget_s=budget_s,
+                only=() if servers is None else tuple(servers.split(",")),
+                add=add,
                 commit=commit,
             )
             lines = run_peer_bench(options, results, command, status.update)

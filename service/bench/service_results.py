@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ COLUMNS = (
 STUB = "stub"
 _PEERS = "peers"
 _SUFFIX = "-service.csv"
+
+
+def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a row is the measurement of."""
+    return tuple(str(row[name]) for name in COLUMNS[: COLUMNS.index("clients") + 1])
 
 
 class ServiceResults:
@@ -69,6 +74,27 @@ class ServiceResults:
         """Write the comparison anew."""
         added, added_rows = self.added()
         self._write({**added, _PEERS: about}, [*added_rows, *rows])
+
+    def add_peers(
+        self,
+        before: tuple[dict[str, Any], list[dict[str, str]]],
+        about: dict[str, Any],
+        rows: Sequence[dict[str, Any]],
+    ) -> None:
+        """Write a comparison beside one that was there, of which what was measured again goes.
+
+        Args:
+            before: From `peers`.
+            about: How the rows were measured.
+            rows: What was.
+        """
+        about_before, rows_before = before
+        again = {_what(row) for row in rows}
+        kept: list[dict[str, Any]] = [row for row in rows_before if _what(row) not in again]
+        if kept:
+            latest = {name: value for name, value in about_before.items() if name != "earlier"}
+            about = {**about, "earlier": [latest, *about_before.get("earlier", [])]}
+        self.replace_peers(about, [*kept, *rows])
 
     def _about(self) -> dict[str, Any]:
         if not self._about_path.exists():

@@ -248,7 +248,7 @@ def test_presets_are_computed_and_have_no_bare_echo() -> None:
 
 
 def test_other_servers_get_more_processes_where_there_are_cores(monkeypatch) -> None:
-    for counts, expected in (([0, 1, 2], [1]), ([0, 1, 2, 4], [1, 4])):
+    for counts, expected in (([0, 1, 2], [1]), ([0, 1, 2, 4], [4, 1])):
         monkeypatch.setattr(
             "service.bench.peers.servers.worker_counts", lambda counts=counts: counts
         )
@@ -311,6 +311,35 @@ def test_each_half_of_the_results_keeps_the_other(tmp_path: Path) -> None:
     results.replace_added({"rounds": 6}, [stub, stub])
     assert results.added() == ({"rounds": 6}, [stub, stub])
     assert results.peers() == ({"rounds": 3}, [peer])
+
+
+def test_a_comparison_is_added_to_an_earlier_one(tmp_path: Path, monkeypatch) -> None:
+    def measure(server, model, cases, options, progress):
+        found = Round(10.0 * len(options.only), 1.0, 1.0, 1.0, None, 0.1, 0)
+        return [Measured(server, model, rows, clients, ROW_BYTES, found) for rows, clients in cases]
+
+    monkeypatch.setattr(compare, "measure_server", measure)
+    monkeypatch.setattr(compare.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(PeerServer, "is_installed", True)
+    first = options(workers=(0,), only=("tilemlp", "echo"))
+    run_peer_bench(first, tmp_path, "first", lambda _: None)
+    second = options(workers=(0,), only=("tilemlp",), add=True)
+    run_peer_bench(second, tmp_path, "second", lambda _: None)
+    about, rows = ServiceResults(tmp_path, "cpu").peers()
+    found = {(row["server"], row["requests_per_s"]) for row in rows}
+    assert found == {("tilemlp", "10.0"), ("echo", "20.0")}
+    assert about["command"] == "second"
+    assert [run["command"] for run in about["earlier"]] == ["first"]
+    # Without it, what was there goes.
+    run_peer_bench(options(workers=(0,), only=("echo",)), tmp_path, "third", lambda _: None)
+    about, rows = ServiceResults(tmp_path, "cpu").peers()
+    assert {row["server"] for row in rows} == {"echo"}
+    assert "earlier" not in about
+
+
+def test_unknown_servers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one is 'nginx'"):
+        options(only=("nginx",))
 
 
 def test_ours_is_compared_with_the_best_other_of_the_same_case() -> None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,6 +53,8 @@ def compare(
         cases, unmeasured = _cases(options, model)
         left_out += unmeasured
         for server in servers(model, options.workers):
+            if options.only and server.short_name not in options.only:
+                continue
             if refusal := _refusal(server, model, ends, options):
                 left_out.append(refusal)
                 continue
@@ -115,6 +118,9 @@ def run_peer_bench(
         gpu = gpu_slug(str(device["gpu"]))
     load_average = os.getloadavg()[0]
 
+    found = ServiceResults(results, gpu)
+    before: tuple[dict[str, Any], list[dict[str, str]]] = found.peers() if options.add else ({}, [])
+
     def keep(measured: Sequence[Measured], left_out: Sequence[str]) -> None:
         if not measured:
             return
@@ -131,7 +137,7 @@ def run_peer_bench(
             "clients_busy_with": f"{busiest.server.label}, {busiest.rows} × {busiest.clients}",
             "left_out": left_out,
         }
-        ServiceResults(results, gpu).replace_peers(about, [one.row() for one in measured])
+        found.add_peers(before, about, [one.row() for one in measured])
 
     # As it goes: it takes minutes, and whoever ends it early has paid for what is there.
     measured, left_out = compare(options, progress, keep)

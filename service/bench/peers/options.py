@@ -17,6 +17,9 @@ _CASES = ((1, 1), (64, 32), (2340, 16))
 _CASES_OF_MANY_CORES = ((1, 1), (1, 256), (64, 32), (2340, 16), (2340, 32))
 
 
+SERVERS = ("echo", "tilemlp", "tilemlp-shm", "litserve", "bentoml", "rayserve")
+
+
 @dataclass(frozen=True, slots=True)
 class Cases:
     """Rows and clients to measure with.
@@ -47,6 +50,9 @@ class PeerOptions:
         warm_up_s: Under load, before each.
         start_timeout_s: Longest time for a server to answer; Ray takes a minute on two busy cores.
         budget_s: Seconds after which no further server is started.
+        only: Names of the servers to measure, ours over shared memory being `tilemlp-shm`; all
+            where it is empty.
+        add: Keep rows of earlier runs that this one does not measure.
         commit: Where there is no checkout to ask.
 
     Raises:
@@ -61,6 +67,8 @@ class PeerOptions:
     warm_up_s: float = 0.5
     start_timeout_s: float = 180.0
     budget_s: float = float("inf")
+    only: Sequence[str] = ()
+    add: bool = False
     commit: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +79,8 @@ class PeerOptions:
                 )
             if not self.cases.of(model):
                 raise ConfigError(f"cases: must hold one for each model, have none for {model}")
+        if unknown := sorted(set(self.only) - set(SERVERS)):
+            raise ConfigError(f"servers: must be of {', '.join(SERVERS)}, one is {unknown[0]!r}")
         if strange := sorted(set(self.cases.own) - set(self.models)):
             names = ", ".join(self.models)
             raise ConfigError(f"cases: must be those of models ({names}), some are {strange[0]}'s")

@@ -35,6 +35,13 @@ class PeerServer:
     workers: int = 1
 
     @property
+    def short_name(self) -> str:
+        """Name, and transport where it is not the usual one; of options.SERVERS."""
+        return (
+            self.name if self.transport is Transport.HTTP else f"{self.name}-{self.transport.value}"
+        )
+
+    @property
     def label(self) -> str:
         """Name, transport and workers, for people."""
         return f"{self.name} ({self.transport.value}, {self.workers} workers)"
@@ -76,8 +83,9 @@ RAY_SERVE = PeerServer(
 )
 
 
-# Of every other server: as it comes, and with more processes, as far as there are cores for them.
-_PEER_WORKERS = (1, 4)
+# Of every other server: with more processes, as far as there are cores for them, and as it comes.
+# The faster first, since a budget may leave some out.
+_PEER_WORKERS = (4, 1)
 
 
 def servers(model: str, workers: Sequence[int]) -> Sequence[PeerServer]:

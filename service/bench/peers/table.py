@@ -44,6 +44,11 @@ def _peer_table(results: ServiceResults) -> str:
         f"client process was busy {about['clients_busy']:.0%} of the time at most "
         f"({about['clients_busy_with']}); load average {about['load_average']:.1f} before the run.",
         *(f"Left out: {sentence}." for sentence in about["left_out"]),
+        *(
+            f"Rows that were not measured then are of commit {run['commit']}, {run['date'][:10]}, "
+            f"`{run['command']}`, medians of {run['rounds']} rounds of {run['duration_s']:g} s."
+            for run in about.get("earlier", [])
+        ),
     ]
     picture = (
         f"![Requests per second of the servers](service/bench/results/{results.path.stem}.png)"
