@@ -49,6 +49,18 @@ RUN apt-get update \
  && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tilemlp
 
 
+# --- What serves clients that repeat themselves; on the older of the two systems, to fit both images.
+FROM cpu-base AS lane
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ make \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY Makefile ./
+COPY csrc/lane csrc/lane
+RUN make lane && strip build/lane/liblane.so
+
+
 # --- The packages, from a lock with hashes, and apart from them the service itself, so that a change of
 # ours leaves the large layer alone. PyTorch's headers and the tests in its wheel go: 200 MB that nothing
 # here compiles against or runs.
@@ -70,6 +82,9 @@ COPY pyproject.toml README.md ./
 COPY service service
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
  && /build/bin/uv pip install --no-cache --python /opt/tilemlp --prefix /service --compile-bytecode --no-deps dist/*.whl
+COPY --from=lane /src/build/lane/liblane.so ./
+# Where service/workers/lane_library.py looks first: beside itself.
+RUN install -m 0644 liblane.so /service/lib/python3*/site-packages/service/workers/
 
 FROM gpu-base AS gpu-packages
 # hadolint ignore=DL3008
@@ -94,8 +109,10 @@ COPY service service
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
  && /build/bin/uv pip install --no-cache --python /opt/tilemlp --prefix /service --compile-bytecode --no-deps dist/*.whl
 COPY --from=kernels /src/build/csrc/libswiglu.so ./
-# Where service/kernels/library.py looks first: beside itself.
-RUN install -m 0644 libswiglu.so /service/lib/python3*/site-packages/service/kernels/
+COPY --from=lane /src/build/lane/liblane.so ./
+# Where service/kernels/library.py and service/workers/lane_library.py look first: beside themselves.
+RUN install -m 0644 libswiglu.so /service/lib/python3*/site-packages/service/kernels/ \
+ && install -m 0644 liblane.so /service/lib/python3*/site-packages/service/workers/
 
 
 # --- The images. Both run as a user without a name in any other file, on a root that may be read-only

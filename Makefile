@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_FLAGS ?=
 TOOLS := build/deploy-tools
+LANE_WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Werror
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: serve test lint types unit kernels kernel-tools venv readme dashboard deploy-tools bench locks container-test clean
+.PHONY: serve test lint types unit lane kernels kernel-tools venv readme dashboard deploy-tools bench locks container-test clean
 
-serve: $(VENV)/.serve
+serve: $(VENV)/.serve lane
 	$(BIN)/tilemlp serve $(SERVE_FLAGS)
 
 test: lint types unit
@@ -25,13 +26,24 @@ types: $(VENV)/.dev
 	  $(BIN)/mypy --python-version 3.11 -p deploy.grafana; fi
 
 # Coverage is measured in the servers that tests start as well, hence the combine.
-unit: $(VENV)/.dev
+unit: $(VENV)/.dev lane
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
 
 venv: $(VENV)/.dev
+
+# build/lane/liblane.so, through which front ends serve clients that repeat themselves. A C++ compiler
+# is all it needs; where there is none, all requests go the long way.
+lane: build/lane/liblane.so
+
+build/lane/liblane.so: csrc/lane/lane.cpp csrc/lane/lane.h
+	@mkdir -p build/lane
+	@if command -v $(CXX) >/dev/null; then \
+	  $(CXX) -std=c++17 -O2 -fPIC -shared -fvisibility=hidden $(LANE_WARNINGS) -Wl,--no-undefined \
+	    -static-libstdc++ -static-libgcc -o $@ $<; \
+	else echo "no C++ compiler: liblane.so is not built"; fi
 
 # The fused Hopper kernels, build/csrc/libswiglu.so; needs CMake and nvcc 12.8 to 13.x. Fails on
 # register spills, serialised WGMMAs and calls in a kernel.

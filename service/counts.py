@@ -7,6 +7,7 @@ for counting, and what a front end has counted outlives it.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -79,7 +80,7 @@ class FrontCounts:
         self._requests = {
             key: index for index, key in enumerate(product(APIS, outcomes), start=_FIRST)
         }
-        start = _FIRST + len(self._requests)
+        start = self._first_histogram = _FIRST + len(self._requests)
         histograms = []
         for _ in range(len(APIS) + len(FRONT_STAGES)):
             part = cells[start : start + _HISTOGRAM_CELLS]
@@ -136,6 +137,24 @@ class FrontCounts:
     def gathered(self, waiting: tuple[int, int, int]) -> None:
         for index, value in enumerate(waiting, start=_GATHERED):
             self.cells[index] = value
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where requests to /mlp are counted by code that is not Python.
+
+        The histograms of FRONT_STAGES, that of durations, the cells of ok and of cancelled
+        requests, of the time of the last that was ok, and of closed connections.
+        """
+        order = [len(APIS) + index for index in range(len(FRONT_STAGES))] + [APIS.index("mlp")]
+        histograms = [self._first_histogram + index * _HISTOGRAM_CELLS for index in order]
+        ends = [self._requests["mlp", outcome] for outcome in ("ok", "cancelled")]
+        return tuple(map(self._address, (*histograms, *ends, _LAST_OK, _CLOSED)))
+
+    def address_of(self, api: str, outcome: str) -> int:
+        """Where the requests of an API that ended so are counted."""
+        return self._address(self._requests[api, outcome])
+
+    def _address(self, cell: int) -> int:
+        return ctypes.addressof(ctypes.c_double.from_buffer(self.cells, 8 * cell))
 
     def restart(self) -> None:
         """Another process takes the place of the writer; what was counted stays."""

@@ -55,11 +55,15 @@ class InProgress:
         """One more, until `ended`."""
         self.count += 1
 
-    def ended(self) -> None:
-        """One less."""
-        self.count -= 1
+    def add(self, change: int) -> None:
+        """So many more, or fewer."""
+        self.count += change
         if not self.count:
             self._idle.set()
+
+    def ended(self) -> None:
+        """One less."""
+        self.add(-1)
 
     async def none_left(self) -> None:
         """Wait until nothing is being served."""

@@ -66,13 +66,17 @@ class HttpServer(uvicorn.Server):
         """Close the port and the connections, by force where they would outlive the grace."""
         await super().shutdown(sockets)
         cut = list(self.server_state.connections)
-        if cut:
-            logger.error("drain: %d connections had not taken their answer, cut", len(cut))
-            self.exit_status = 1
+        self.cut(len(cut))
         for connection in cut:
             connection.transport.abort()
         # One turn of the loop, in which the transports are told.
         await asyncio.sleep(0)
+
+    def cut(self, connections: int) -> None:
+        """So many connections end by force."""
+        if connections:
+            logger.error("drain: %d connections had not taken their answer, cut", connections)
+            self.exit_status = 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain first. uvicorn would close the port at once, and then die of it."""

@@ -9,6 +9,7 @@ what does not end soon, goes the usual way as if it had never been held back.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +22,9 @@ SMALL_BYTES = 256 << 10
 _DIGITS = len(str(SMALL_BYTES))
 # Of an answer. What is copied behind its headers leaves by the cheaper call.
 _JOINED_BYTES = 16 << 10
+# In which a head has to end that may be learned.
+_HEAD_BYTES = 2 << 10
+_OK = 200
 
 # Many clients send headers and body apart. Who lets the rest wait longer than that is seen to
 # without it.
@@ -52,11 +56,37 @@ class TakesSmall(Protocol):
         """
 
 
+class TakesConnections(Protocol):
+    """Who serves connections whose requests repeat themselves."""
+
+    def wants(self, head: bytes, target: bytes, headers: dict[bytes, bytes]) -> bool:
+        """Whether a connection may move whose last request, which was served, had this head.
+
+        Args:
+            head: As it came, with the empty line.
+            target: As to TakesSmall, like the next.
+            headers: Of the request.
+        """
+
+    def adopt(self, descriptor: int) -> bool:
+        """Take a connection; if not, the descriptor stays the caller's."""
+
+
 class SmallHttpProtocol(DirectHttpProtocol):
     """HTTP on a connection, with a short way for small requests.
 
     The application offers it as its attribute `takes_small`.
+
+    Attributes:
+        lane: Where connections move to; None for nowhere.
+        has_moved: It is somebody else's, and lost here alone.
     """
+
+    lane: TakesConnections | None = None
+    has_moved = False
+    # What was read at once, while it may begin with a request; the head of the one at hand.
+    _piece: bytes | memoryview | None = None
+    _raw_head = b""
 
     # Of the request that is held back: its headers, and what has come of its body.
     _held_headers: dict[bytes, bytes]
@@ -94,13 +124,17 @@ class SmallHttpProtocol(DirectHttpProtocol):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Parse; a request that is not complete then is held back for a moment only."""
+        if self.lane is not None and self._is_between_requests():
+            self._piece = data
         super().data_received(data)
+        self._piece = None
         if self._held is not None and self._held_timer is None:
             self._held_timer = self.loop.call_later(_HOLD_S, self._let_go_or_refuse)
 
     def on_headers_complete(self) -> None:
         """All headers are there: the request begins."""
         if self._is_small():
+            self._raw_head = self._find_head()
             self.reader.read_wide()
             self._held = []
             self.headers_came()
@@ -141,6 +175,45 @@ class SmallHttpProtocol(DirectHttpProtocol):
             and not parser.should_upgrade()
         )
 
+    def _is_between_requests(self) -> bool:
+        """Whether the next byte begins a request, or is in vain."""
+        if self._in_headers or self._held is not None or self._rest_bytes or self.pipeline:
+            return False
+        return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+
+    def _find_head(self) -> bytes:
+        """The request at hand up to its body, as it came; empty where that cannot be told."""
+        piece, self._piece = self._piece, None
+        if piece is None:
+            return b""
+        begun = bytes(piece[:_HEAD_BYTES])
+        head = begun[: begun.find(b"\r\n\r\n") + 4]
+        lines = len(self.headers) + 2
+        # Of what only the parser takes for line ends, nothing is known here.
+        if head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == lines:
+            return head
+        return b""
+
+    def _move(self, headers: dict[bytes, bytes]) -> None:
+        """Leave the connection to the lane, if that wants it and nothing is under way here."""
+        head, lane, transport = self._raw_head, self.lane, self.transport
+        if lane is None or not head or not self._is_between_requests():
+            return
+        if self._refused or self.flow.read_paused or transport.get_write_buffer_size():
+            return
+        if transport.is_closing() or not lane.wants(head, self.url, headers):
+            return
+        try:
+            descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        except OSError:
+            # There are no more to be had; it stays.
+            return
+        if lane.adopt(descriptor):
+            self.has_moved = True
+            transport.abort()
+        else:
+            os.close(descriptor)
+
     def _was_taken(self, body: bytes) -> bool:
         assert self._takes_small is not None
         cycle = SmallCycle(self)
@@ -160,7 +233,7 @@ class SmallHttpProtocol(DirectHttpProtocol):
         assert held is not None
         return held
 
-    def answered(self) -> None:
+    def answered(self, *, served: bool) -> None:
         """The request that was taken has its answer."""
         self._taken = None
         if self.pipeline or self.flow.read_paused:
@@ -170,6 +243,8 @@ class SmallHttpProtocol(DirectHttpProtocol):
         self._answered_s = self.loop.time()
         if self._idle_timer is None:
             self._close_when_idle(self.timeout_keep_alive)
+        if served and self._raw_head:
+            self._move(self._held_headers)
 
     def _close_when_idle(self, seconds: float) -> None:
         self._idle_timer = self.loop.call_later(seconds, self._is_idle)
@@ -256,4 +331,4 @@ class SmallCycle:
         self.response_complete = True
         if not self.keep_alive:
             protocol.transport.close()
-        protocol.answered()
+        protocol.answered(served=status == _OK)

@@ -89,6 +89,7 @@ RULES = {
     "workers.remote": Row(
         "workers front shared_memory wire.window batching engine.base config counts errors"
     ),
+    "workers.lane": Row("workers routes front config counts errors", "uvicorn"),
     "workers.front_end": Row("workers http_server http_small garbage heap errors log"),
     "server": Row("workers http_server runtime engine.base config errors heap open_files"),
     "doctor": Row("engine kernels config errors"),

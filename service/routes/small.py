@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TypeAlias
 
 from starlette.types import Scope
 
 from service.batching.request import Answer, Holding, PendingRequest
-from service.engine.base import Buffer
+from service.engine.base import Buffer, DType, Output
 from service.errors import OUTCOME_OK, ServiceError
 from service.routes.job import Head, Job
 from service.routes.replies import Headers, RawHeaders, Reply, error_reply, internal_error
-from service.routes.tensor import OFF_LOOP_BYTES, TensorEndpoint, request_id_of
+from service.routes.tensor import (
+    OFF_LOOP_BYTES,
+    TensorEndpoint,
+    given_request_id,
+    request_id_of,
+)
 
 # See service.http_small.
 SendAnswer: TypeAlias = Callable[[int, RawHeaders, list[Buffer]], None]
@@ -27,6 +33,28 @@ SendAnswer: TypeAlias = Callable[[int, RawHeaders, list[Buffer]], None]
 _HEADS = 1024
 # Of target and headers that a head is kept for, so that all of them stay below 1 MB.
 _KEPT_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What all requests with the same head have in common, whatever rows they bring.
+
+    Attributes:
+        body_bytes: Of the body, which is the rows.
+        answer_bytes: Likewise of the answer.
+        headers: Those of the answer that tell its format.
+        request_id: That the client has given; empty where each answer needs its own.
+    """
+
+    layer: int
+    output: Output
+    tokens: int
+    dtype: DType
+    output_dtype: DType
+    body_bytes: int
+    answer_bytes: int
+    headers: RawHeaders
+    request_id: bytes
 
 
 class SmallRequests:
@@ -46,6 +74,12 @@ class SmallRequests:
         path, _, query = target.partition(b"?")
         route = self._routes.get(path)
         return None if route is None else route.begin(query, headers, body, answer)
+
+    def meaning(self, target: bytes, headers: Headers) -> Meaning | None:
+        """What target and headers of a request that was served mean, if nothing else matters."""
+        path, _, query = target.partition(b"?")
+        route = self._routes.get(path)
+        return None if route is None else route.meaning(query, headers)
 
 
 class SmallRoute:
@@ -103,7 +137,36 @@ class SmallRoute:
         future.add_done_callback(running.ended)
         return left
 
-    def _read(self, query: bytes, headers: Headers, body: bytes) -> tuple[Head, Job]:
+    def meaning(self, query: bytes, headers: Headers) -> Meaning | None:
+        """See SmallRequests.meaning."""
+        if self._named is None:
+            return None
+        body = memoryview(bytes(int(headers[b"content-length"])))
+        try:
+            head, job = self._read(query, headers, body)
+        except (ServiceError, _NotHere):
+            # Such as of a format that has a head of its own in the body.
+            return None
+        rows = memoryview(job.tensor.data)
+        if rows.obj is not body.obj or rows.nbytes != body.nbytes or job.timeout_s is not None:
+            return None
+        data = memoryview(bytes(self._endpoint.answer_bytes(job)))
+        reply = head.encode(job, Answer(data, "", 0, 0.0, 0.0), [])
+        if len(reply.chunks) != 1 or reply.chunks[0] is not data:
+            return None
+        return Meaning(
+            layer=job.layer,
+            output=job.output,
+            tokens=job.tensor.tokens,
+            dtype=job.tensor.dtype,
+            output_dtype=job.output_dtype,
+            body_bytes=body.nbytes,
+            answer_bytes=data.nbytes,
+            headers=reply.headers,
+            request_id=given_request_id(headers),
+        )
+
+    def _read(self, query: bytes, headers: Headers, body: bytes | memoryview) -> tuple[Head, Job]:
         self._endpoint.front.health.require_ready()
         if b"content-encoding" in headers:
             raise _NotHere

@@ -261,8 +261,7 @@ class TensorEndpoint:
         timing = f"queue;dur={answer.queue_s * 1e3:.3f}, execute;dur={answer.execute_s * 1e3:.3f}"
         return [
             (b"x-request-id", request_id),
-            (b"x-mlp-kernel", answer.kernel.encode()),
-            (b"x-mlp-batch-tokens", b"%d" % answer.batch_tokens),
+            *kernel_headers(answer.kernel, answer.batch_tokens),
             (b"server-timing", timing.encode()),
         ]
 
@@ -290,12 +289,20 @@ def _closes(error: ServiceError, scope: Scope, headers: Headers) -> bool:
     )
 
 
+def kernel_headers(kernel: str, batch_tokens: int) -> RawHeaders:
+    """What all answers of a batch say of it."""
+    return [(b"x-mlp-kernel", kernel.encode()), (b"x-mlp-batch-tokens", b"%d" % batch_tokens)]
+
+
 def request_id_of(headers: Headers) -> bytes:
     """The client's, or a new one where it has none that can be repeated."""
-    given = headers.get(b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given
-    return b"%s-%x" % (_id_prefix, next(_id_counter))
+    return given_request_id(headers) or b"%s-%x" % (_id_prefix, next(_id_counter))
+
+
+def given_request_id(headers: Headers) -> bytes:
+    """The client's; empty where it has none that can be repeated."""
+    given = headers.get(b"x-request-id", b"")
+    return given if _REQUEST_ID.fullmatch(given) else b""
 
 
 async def _maybe_off_loop(slow_bytes: int, work: Callable[[], Result]) -> Result:

@@ -15,8 +15,8 @@ from typing import TypeAlias, cast
 
 from service.batching.request import Answer, BodyRoom, PendingRequest
 from service.config import Settings
-from service.counts import FrontCounts
 from service.errors import Cancelled, DeadlineExceeded, EngineDead, ServiceError
+from service.workers.free_rooms import FreeRooms
 from service.workers.records import Kind, Record, pack_form
 from service.workers.rooms import HALF_BYTES, SMALL_BYTES, gathering
 
@@ -81,7 +81,7 @@ class Bundles:
 
     Args:
         rooms: All rooms of all front ends, in shared memory.
-        counts: Where it is told what gathers.
+        free: Those that are this front end's and free.
         numbers: Of requests and bundles.
         say: Sends a record to the engine's process, at once.
         alone: Queues a request by itself; the future ends with its answer.
@@ -92,7 +92,7 @@ class Bundles:
         self,
         rooms: memoryview,
         settings: Settings,
-        counts: FrontCounts,
+        free: FreeRooms,
         *,
         numbers: Callable[[], int],
         say: Callable[[Record], None],
@@ -103,12 +103,11 @@ class Bundles:
         self._usual_s = settings.request_timeout_s * _USUAL
         self._max_tokens = settings.max_batch_tokens
         self._gathering = gathering(settings)
-        self._counts = counts
         self._numbers = numbers
         self._say = say
         self._alone = alone
         self._clock = clock
-        self._free: list[int] = []
+        self._free = free
         # By layer and form, those first whose turn it is.
         self._groups: dict[Key, dict[PendingRequest, None]] = {}
         self._requests = self._tokens = self._nbytes = 0
@@ -117,10 +116,19 @@ class Bundles:
         self._again: set[asyncio.Task[None]] = set()
         self._flush_handle: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        free.join(self)
 
-    def add_room(self, offset: int) -> None:
-        """The engine's process has given a room, for good."""
-        self._free.append(offset)
+    @property
+    def gathered(self) -> tuple[int, int, int]:
+        """Requests that wait for a room, their rows and bytes."""
+        return self._requests, self._tokens, self._nbytes
+
+    @property
+    def oldest_s(self) -> float:
+        """When the first of those whose turn it is came."""
+        if not self._groups:
+            return math.inf
+        return next(iter(next(iter(self._groups.values())))).arrival
 
     def takes(self, tokens: int, nbytes: int) -> bool:
         """Whether a small request that has arrived is to be bundled, as far as can be told."""
@@ -128,11 +136,17 @@ class Bundles:
             return False
         tokens += self._tokens
         nbytes += self._nbytes
-        if self._free:
-            return tokens <= self._max_tokens and nbytes <= HALF_BYTES
-        # With nothing on its way there is no room to wait for.
+        if self._free and tokens <= self._max_tokens and nbytes <= HALF_BYTES:
+            return True
+        if not self._free.granted:
+            # There is no room to wait for.
+            return False
+        tokens_beside, nbytes_beside = self._free.beside(self)
         gathering = self._gathering
-        return bool(self._sent) and tokens <= gathering.tokens and nbytes <= gathering.nbytes
+        return (
+            tokens + tokens_beside <= gathering.tokens
+            and nbytes + nbytes_beside <= gathering.nbytes
+        )
 
     def add(self, request: PendingRequest) -> asyncio.Future[Answer] | None:
         """Let a request go with the next bundle; None where it has to travel by itself."""
@@ -146,11 +160,11 @@ class Bundles:
         request.future = loop.create_future()
         self._gather(request)
         if not self._free:
-            self._tell()
+            self._free.tell()
             self._watch_deadlines()
         elif self._flush_handle is None:
             # Once all that is ready in this turn of the loop has been added.
-            self._flush_handle = loop.call_soon(self._flush)
+            self._flush_handle = loop.call_soon(self.flush)
         return request.future
 
     def cancel(self, request: PendingRequest, held: Gathered) -> None:
@@ -164,7 +178,7 @@ class Bundles:
             if not group:
                 del self._groups[key]
             self._left(request)
-            self._tell()
+            self._free.tell()
         elif bundle is not None and bundle.number in self._sent and not bundle.wanted:
             self._say(Record(Kind.CANCEL, request=bundle.number))
 
@@ -189,7 +203,7 @@ class Bundles:
                 waited_s = queue_s + bundle.sent_s - member.arrival
                 member.future.set_result(Answer(data[at:end], kernel, tokens, waited_s, execute_s))
             at = end
-        self._room_is_free(bundle.offset)
+        self._free.give(bundle.offset)
         return True
 
     def failed(self, number: int, error: ServiceError) -> bool:
@@ -214,7 +228,7 @@ class Bundles:
                 task = asyncio.ensure_future(self._send_again(member))
                 self._again.add(task)
                 task.add_done_callback(self._again.discard)
-        self._room_is_free(bundle.offset)
+        self._free.give(bundle.offset)
         return True
 
     def fail_all(self, error: ServiceError) -> None:
@@ -229,7 +243,7 @@ class Bundles:
             for request in group:
                 self._left(request)
         self._groups.clear()
-        self._tell()
+        self._free.tell()
 
     def _gather(self, request: PendingRequest) -> None:
         tokens, nbytes = request.tokens, request.data.nbytes
@@ -238,11 +252,8 @@ class Bundles:
         self._tokens += tokens
         self._nbytes += nbytes
 
-    def _room_is_free(self, offset: int) -> None:
-        self._free.append(offset)
-        self._flush()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send off what waits, as far as there are rooms."""
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
@@ -251,7 +262,7 @@ class Bundles:
             members = self._take(key)
             if members:
                 self._send(key, members)
-        self._tell()
+        self._free.tell()
         if self._groups:
             self._watch_deadlines()
 
@@ -278,12 +289,8 @@ class Bundles:
         self._tokens -= request.tokens
         self._nbytes -= request.data.nbytes
 
-    def _tell(self) -> None:
-        """Of what gathers; not of what will be on its way by the end of this turn."""
-        self._counts.gathered = (self._requests, self._tokens, self._nbytes)
-
     def _send(self, key: Key, members: list[PendingRequest]) -> None:
-        offset, number = self._free.pop(), self._numbers()
+        offset, number = self._free.take(), self._numbers()
         now = self._clock()
         bundle = self._sent[number] = Bundle(number, offset, members, now)
         # Only what came in a body is gathered.
@@ -336,7 +343,7 @@ class Bundles:
         for request in waiting:
             self._left(request)
         self._expire(waiting)
-        self._flush()
+        self.flush()
 
     def _expire(self, members: Iterable[PendingRequest]) -> None:
         """End those whose time is over; the others gather again."""

@@ -22,9 +22,11 @@ from service.heap import keep_freed_memory
 from service.http_server import HttpServer
 from service.http_small import SmallHttpProtocol
 from service.log import configure_logging
+from service.workers import lane_library
 from service.workers.channel import Channel
 from service.workers.hello import Hello
 from service.workers.identity import IDENTITY
+from service.workers.lane import Lane
 from service.workers.memory import SharedMemory
 from service.workers.records import Kind, Record, unpack
 from service.workers.remote import RemoteFront
@@ -42,11 +44,21 @@ class CountedProtocol(SmallHttpProtocol):
     """
 
     on_lost: Callable[[], None]
+    # Of a connection that comes back from the lane.
+    unread = b""
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - as in uvicorn
+        """A client has connected, or its connection has come back."""
+        super().connection_made(transport)
+        unread, self.unread = self.unread, b""
+        if unread:
+            self.data_received(unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         super().connection_lost(exc)
-        self.on_lost()
+        if not self.has_moved:
+            self.on_lost()
 
 
 class FrontEnd(HttpServer):
@@ -61,6 +73,7 @@ class FrontEnd(HttpServer):
     def __init__(self, hello: Hello, memory: SharedMemory, end: socket.socket) -> None:
         self._end = end
         self._taking: set[asyncio.Task[Any]] = set()
+        self._lane: Lane | None = None
         self._remote = RemoteFront(
             hello,
             memory,
@@ -77,30 +90,67 @@ class FrontEnd(HttpServer):
         remote = self._remote
         channel = Channel(self._end, remote.hear, remote.hung_up)
         remote.attach(channel)
+        self._open_lane()
         channel.send(Record(Kind.READY))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections, by force where they would outlive the grace."""
+        if self._lane is not None:
+            # They come back once their clients have taken their answers.
+            self.cut(await self._lane.none_left(self.config.timeout_graceful_shutdown or 0))
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; shows that the loop turns."""
         self._remote.counts.beat()
+        if self._lane is not None:
+            self._lane.tick()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Signals to the whole group are for the engine's process, which tells when to stop."""
 
-    def _take_connection(self, descriptor: int) -> None:
+    def _open_lane(self) -> None:
+        path = lane_library.find_library()
+        if path is None:
+            logger.info("front end: no liblane.so, repeated requests go the long way; `make lane`")
+            return
+        app: Any = self.config.app
+
+        def make(*given: Any, **named: Any) -> Lane:  # noqa: ANN401 - as Lane has it
+            self._lane = Lane(
+                library,
+                *given,
+                **named,
+                find_meaning=app.takes_small.meaning,
+                give_back=self._take_connection,
+                default_headers=lambda: self.server_state.default_headers,
+            )
+            return self._lane
+
+        try:
+            library = lane_library.load_library(path)
+            self._remote.open_lane(make)
+        except OSError as error:
+            logger.warning("front end: repeated requests go the long way: %s", error)
+
+    def _take_connection(self, descriptor: int, unread: bytes = b"") -> None:
         connection = socket.socket(fileno=descriptor)
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
-        taken = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        taken = loop.create_task(
+            loop.connect_accepted_socket(lambda: self._protocol(unread), connection)
+        )
         self._taking.add(taken)
         taken.add_done_callback(self._connection_taken)
 
-    def _protocol(self) -> CountedProtocol:
+    def _protocol(self, unread: bytes) -> CountedProtocol:
         protocol = CountedProtocol(
             self.config, self.server_state, self.lifespan.state, asyncio.get_running_loop()
         )
         protocol.on_lost = self._remote.counts.connection_closed
+        protocol.lane, protocol.unread = self._lane, unread
         return protocol
 
     def _connection_taken(self, task: asyncio.Task[Any]) -> None:

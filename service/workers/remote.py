@@ -9,9 +9,11 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from service.batching.health import Health
 from service.batching.request import Answer, Holding, PendingRequest
+from service.config import Settings
 from service.counts import FrontCounts
 from service.engine.base import host_rows
 from service.errors import EngineDead, ServiceError
@@ -21,6 +23,7 @@ from service.wire.window import Window
 from service.workers.asking import Asking
 from service.workers.bundles import Bundles, Gathered
 from service.workers.channel import Channel
+from service.workers.free_rooms import FreeRooms
 from service.workers.hello import Hello
 from service.workers.holdings import RemoteHolding, RemoteSlot
 from service.workers.memory import SharedMemory
@@ -33,6 +36,7 @@ from service.workers.records import (
     unpack_error,
 )
 from service.workers.regions import RemoteRegions
+from service.workers.rooms import gathering
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,39 @@ logger = logging.getLogger(__name__)
 _NOWHERE = RemoteSlot(0, memoryview(b""))
 # Copied out of its slot, which goes back at once: cheaper than to wait until it is written.
 _COPIED_BYTES = 64 << 10
+
+
+class ServesBundles(Protocol):
+    """Who has bundles of its own on their way."""
+
+    def set_open(self, is_open: bool) -> None:
+        """Whether requests are taken."""
+
+    def done(self, record: Record) -> bool:
+        """A bundle was answered; whether it is one of its own."""
+
+    def failed(self, number: int, error: ServiceError) -> bool:
+        """A bundle failed; whether it is one of its own."""
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End everything, and take no more."""
+
+
+class MakeLane(Protocol):
+    """Makes a lane; see service.workers.lane.Lane."""
+
+    def __call__(
+        self,
+        rooms: memoryview,
+        settings: Settings,
+        *,
+        free: FreeRooms,
+        counts: FrontCounts,
+        in_progress: InProgress,
+        numbers: Callable[[], int],
+        say: Callable[[Record], None],
+    ) -> ServesBundles:
+        """See there."""
 
 
 class RemoteFront:
@@ -79,10 +116,12 @@ class RemoteFront:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._dead: ServiceError | None = None
         self._lost_connections = False
+        self._free = FreeRooms(self.counts)
+        self._lane: ServesBundles | None = None
         self._bundles = Bundles(
             memory.rooms,
             hello.settings,
-            self.counts,
+            self._free,
             numbers=self._numbers.__next__,
             say=self._say_now,
             alone=self._submit_alone,
@@ -90,7 +129,7 @@ class RemoteFront:
         self._handlers: dict[int, Callable[[Record], None]] = {
             Kind.HEALTH: self._hear_health,
             Kind.STOP: lambda _: on_stop(),
-            Kind.ROOM: lambda record: self._bundles.add_room(record.offset),
+            Kind.ROOM: lambda record: self._free.add(record.offset),
             Kind.GRANT: self._asking.granted,
             Kind.DONE: self._done,
             Kind.FAILED: self._failed,
@@ -100,6 +139,24 @@ class RemoteFront:
     def attach(self, channel: Channel) -> None:
         """Where to ask."""
         self._channel = channel
+
+    def open_lane(self, make: MakeLane) -> None:
+        """Let requests that repeat themselves go through a lane from now on.
+
+        There is none where all requests wait for company in the engine's process.
+        """
+        if not gathering(self.settings).tokens:
+            return
+        self._lane = make(
+            self._memory.rooms,
+            self.settings,
+            free=self._free,
+            counts=self.counts,
+            in_progress=self.in_progress,
+            numbers=self._numbers.__next__,
+            say=self._say_now,
+        )
+        self._set_lane()
 
     def hear(self, record: Record, descriptors: list[int]) -> None:
         """A record has come."""
@@ -131,6 +188,7 @@ class RemoteFront:
     def begin_drain(self) -> None:
         """Accept nothing new."""
         self.health.draining()
+        self._set_lane()
 
     def give_up(self, error: BaseException) -> None:
         """The time to drain is over: end everything that is in progress with this error."""
@@ -141,6 +199,8 @@ class RemoteFront:
         if self._dead is None:
             self._dead = EngineDead(f"engine: {error}")
         self._bundles.fail_all(self._dead)
+        if self._lane is not None:
+            self._lane.fail_all(self._dead)
         self._asking.fail_all(self._dead)
         for future in self._answers.values():
             if not future.done():
@@ -310,10 +370,17 @@ class RemoteFront:
 
     def _hear_health(self, record: Record) -> None:
         self.health.mirror(record.flag, *json.loads(record.text))
+        self._set_lane()
         if not self.health.live:
             self._on_dead_once()
 
+    def _set_lane(self) -> None:
+        if self._lane is not None:
+            self._lane.set_open(self.health.ready and self._dead is None)
+
     def _done(self, record: Record) -> None:
+        if self._lane is not None and self._lane.done(record):
+            return
         if self._bundles.done(record):
             return
         number = record.request
@@ -333,6 +400,8 @@ class RemoteFront:
     def _failed(self, record: Record) -> None:
         number = record.request
         error = unpack_error(record.text)
+        if self._lane is not None and self._lane.failed(number, error):
+            return
         if self._bundles.failed(number, error) or self._asking.failed(number, error):
             return
         future = self._answers.pop(number, None)

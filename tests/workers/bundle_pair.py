@@ -20,6 +20,7 @@ from service.errors import outcomes
 from service.metrics import Metrics
 from service.workers.bundle_desk import BundleDesk
 from service.workers.bundles import Bundles, Gathered
+from service.workers.free_rooms import FreeRooms
 from service.workers.records import Kind, Record, unpack_error
 from service.workers.rooms import ROOM_BYTES, ROOMS, gathering
 from tests.batching.harness import REPORT
@@ -55,10 +56,11 @@ class Pair:
         self.alone: list[tuple[PendingRequest, asyncio.Future[Answer]]] = []
         self._concurrency = concurrency
         self.desk = self.new_desk()
+        self.free = FreeRooms(self.counts)
         self.bundles = Bundles(
             self.memory,
             self.settings,
-            self.counts,
+            self.free,
             numbers=itertools.count(1).__next__,
             say=self._say,
             alone=self._alone,
@@ -142,7 +144,7 @@ class Pair:
     def _hear(self, record: Record) -> None:
         if record.kind == Kind.ROOM:
             # Heard once there is somebody to hear it.
-            asyncio.get_running_loop().call_soon(lambda: self.bundles.add_room(record.offset))
+            asyncio.get_running_loop().call_soon(lambda: self.free.add(record.offset))
         elif record.kind == Kind.DONE:
             assert self.bundles.done(record)
         else:
