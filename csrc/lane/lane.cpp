@@ -66,6 +66,8 @@ struct Connection {
   // The kernel may have more to read; the client sends no more.
   bool readable = true;
   bool hung_up = false;
+  // It ends with the answer.
+  bool closes = false;
   // From its first byte on until it is answered: the last head, and what was read beyond the request too.
   HeadPtr head;
   std::unique_ptr<char[]> buffer;
@@ -87,6 +89,7 @@ struct Member {
 
 struct Bundle {
   int64_t number;
+  double decode_s;  // of one request
   size_t wanted;
   std::vector<Member> members;
 };
@@ -227,8 +230,7 @@ struct lane {
       drop(connection, head.head.size() + head.body_bytes);
     }
     bundle->wanted = bundle->members.size();
-    observe(counts_.decode, (now_s() - began_s) / static_cast<double>(out->requests), out->requests);
-    observe(counts_.receive, 0.0, out->requests);
+    bundle->decode_s = (now_s() - began_s) / static_cast<double>(out->requests);
     bundles_.emplace(number, std::move(bundle));
     refresh_oldest();
     return out->requests;
@@ -252,6 +254,7 @@ struct lane {
       text_.append(timing, std::min<size_t>(length, sizeof timing - 1));
       text_.append(member.head->tail);
       double const ended_s = now_s();
+      observe_begun(bundle.get());
       // Whoever has an answer finds it counted.
       observe(counts_.encode, ended_s - began_s, 1);
       observe(counts_.durations, ended_s - member.arrived_s, 1);
@@ -268,6 +271,7 @@ struct lane {
       rows += member.head->body_bytes;
       if (member.connection == nullptr) continue;
       if (member.arrived_s < before_s) {
+        observe_begun(bundle.get());
         refuse(*member.connection, *member.head, refusal);
         continue;
       }
@@ -281,14 +285,14 @@ struct lane {
   }
 
   void refuse_waiting(double before_s, lane_refusal_t const& refusal) {
-    for (auto& [group, queue] : waiting_) {
-      while (!queue.empty() && queue.front()->arrived_s < before_s) {
-        Connection& connection = *queue.front();
-        unqueue(connection);
-        HeadPtr const head = connection.head;
-        drop(connection, head->head.size() + head->body_bytes);
-        refuse(connection, *head, refusal);
-      }
+    // Behind one that is refused another may come, of any group.
+    for (Queue* queue; (queue = oldest_queue()) && queue->front()->arrived_s < before_s;) {
+      Connection& connection = *queue->front();
+      unqueue(connection);
+      HeadPtr const head = connection.head;
+      drop(connection, head->head.size() + head->body_bytes);
+      observe_begun(nullptr);
+      refuse(connection, *head, refusal);
     }
     refresh_oldest();
   }
@@ -443,6 +447,7 @@ struct lane {
       return;
     }
     *counts_.cancelled += 1;
+    observe_begun(connection.bundle);
     --state_.requests;
     if (connection.doing == Doing::kWaiting) {
       unqueue(connection);
@@ -483,6 +488,7 @@ struct lane {
     text_.assign(refusal.first, refusal.first_bytes);
     add_request_id(head);
     text_.append(refusal.second, refusal.second_bytes);
+    connection.closes = refusal.closes != 0;
     send(connection, nullptr, 0);
   }
 
@@ -536,6 +542,10 @@ struct lane {
   bool sent_all(Connection& connection) {
     connection.doing = Doing::kReading;
     connection.since_s = now_s();
+    if (connection.closes) {
+      end(connection);
+      return false;
+    }
     if (!open_) {
       give_back(connection);
       return false;
@@ -561,6 +571,8 @@ struct lane {
   }
 
   void end(Connection& connection) {
+    // Somebody else may still have the same connection open, who handed it over.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.descriptor, nullptr);
     close(connection.descriptor);
     *counts_.connections_closed += 1;
     forget(connection);
@@ -596,6 +608,12 @@ struct lane {
     }
     connection.buffer.reset();
     connection.used = 0;
+  }
+
+  // The stages up to the queue, of a request that does not go the usual way in the end.
+  void observe_begun(Bundle const* bundle) const {
+    observe(counts_.receive, 0.0, 1);
+    observe(counts_.decode, bundle ? bundle->decode_s : 0.0, 1);
   }
 
   void observe(double* cells, double value, int64_t times) const {

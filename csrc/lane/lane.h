@@ -17,7 +17,7 @@
 
 #define LANE_API __attribute__((visibility("default")))
 /* Changes with anything below. */
-#define LANE_VERSION 1
+#define LANE_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -104,6 +104,7 @@ typedef struct lane_refusal {
   char const* second;
   int64_t second_bytes;
   double* count; /* where each is counted */
+  int32_t closes; /* whether the connection is closed behind it */
 } lane_refusal_t;
 
 /* A connection that is the caller's again. */

@@ -98,6 +98,8 @@ class FrontEnd(HttpServer):
         if self._lane is not None:
             # They come back once their clients have taken their answers.
             self.cut(await self._lane.none_left(self.config.timeout_graceful_shutdown or 0))
+            if self._taking:
+                await asyncio.wait(self._taking)
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:

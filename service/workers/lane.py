@@ -102,10 +102,13 @@ class Lane:
         self._clock = clock
         self._timeout_s = settings.request_timeout_s or math.inf
         self._gathering = gathering(settings)
+        self._max_tokens = settings.max_batch_tokens
         self._counts = counts
         self._once: OrderedDict[bytes, None] = OrderedDict()
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._sent: dict[int, _Sent] = {}
+        # None for a bundle whose clients were told that the engine is dead.
+        self._sent: dict[int, _Sent | None] = {}
+        self._told = (0, 0, 0)
         self._requests = 0
         self._open = True
         self._emptied = asyncio.Event()
@@ -224,14 +227,16 @@ class Lane:
                     bundle.waited_s,
                 )
             )
-        self._free.tell()
+        self._settle()
 
     def done(self, record: Record) -> bool:
         """A bundle was answered; whether it is one of the lane's."""
         number = record.request
-        sent = self._sent.pop(number, None)
-        if sent is None:
+        if number not in self._sent:
             return False
+        sent = self._sent.pop(number)
+        if sent is None:
+            return True
         first = _lines(200, self._default_headers())
         second = _join(kernel_headers(record.text.decode(), record.tokens))
         answer = native.Answer(
@@ -245,13 +250,13 @@ class Lane:
 
     def failed(self, number: int, error: ServiceError) -> bool:
         """A bundle failed; whether it is one of the lane's."""
-        sent = self._sent.pop(number, None)
-        if sent is None:
+        if number not in self._sent:
             return False
         if isinstance(error, EngineDead):
             # For all of them, and it may use their rooms until it ends.
-            self._sent[number] = sent
             self.fail_all(error)
+        sent = self._sent.pop(number)
+        if sent is None:
             return True
         before_s = -math.inf
         if isinstance(error, DeadlineExceeded):
@@ -270,24 +275,28 @@ class Lane:
         self._open = False
         self._library.lane_set_open(self._handle, False)
         for number, sent in self._sent.items():
-            self._dissolve(number, sent, math.inf, error)
-        self._sent.clear()
+            if sent is not None:
+                self._dissolve(number, sent, math.inf, error)
+        self._sent = dict.fromkeys(self._sent)
         refusal = self._refusal(error)
         self._library.lane_refuse_waiting(self._handle, math.inf, ctypes.byref(refusal))
-        self._free.tell()
         self._settle()
 
     def _readable(self) -> None:
         tokens, nbytes = self._free.beside(self)
-        limits = self._gathering
-        self._library.lane_turn(self._handle, limits.tokens - tokens, limits.nbytes - nbytes)
-        if self._state.waiting_requests:
-            self.flush()
-        self._settle()
+        tokens, nbytes = self._gathering.tokens - tokens, self._gathering.nbytes - nbytes
+        if self._free:
+            # What goes at once does not gather.
+            tokens, nbytes = max(tokens, self._max_tokens), max(nbytes, HALF_BYTES)
+        self._library.lane_turn(self._handle, tokens, nbytes)
+        self.flush()
 
     def _settle(self) -> None:
         """What is to be done behind every call."""
         state = self._state
+        if self.gathered != self._told:
+            self._told = self.gathered
+            self._free.tell()
         if state.requests != self._requests:
             self._in_progress.add(state.requests - self._requests)
             self._requests = state.requests
@@ -331,7 +340,8 @@ class Lane:
         length = (b"content-length", b"%d" % len(body))
         second = _join([*reply.headers, length]) + b"\r\n" + body
         count = self._counts.address_of("mlp", error.code)
-        return native.Refusal(first, len(first), second, len(second), count)
+        closes = (b"connection", b"close") in reply.headers
+        return native.Refusal(first, len(first), second, len(second), count, closes)
 
     def _too_late(self) -> DeadlineExceeded:
         return DeadlineExceeded(

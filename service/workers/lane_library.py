@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-_VERSION = 1
+_VERSION = 2
 _NAME = "liblane.so"
 _HERE = Path(__file__).resolve().parent
 # Beside this file in an installed package; the build directory of a checkout.
@@ -128,6 +128,7 @@ class Refusal(ctypes.Structure):
         ("second", ctypes.c_char_p),
         ("second_bytes", ctypes.c_int64),
         ("count", ctypes.c_void_p),
+        ("closes", ctypes.c_int32),
     ]
 
 
