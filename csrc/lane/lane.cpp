@@ -264,7 +264,8 @@ struct lane {
     }
   }
 
-  void dissolve(int64_t number, char const* rows, double before_s, lane_refusal_t const& refusal) {
+  void dissolve(int64_t number, char const* rows, double before_s, lane_refusal_t const& refusal,
+                bool keep) {
     auto const bundle = take_bundle(number);
     for (Member& member : bundle->members) {
       char const* body = rows;
@@ -279,9 +280,14 @@ struct lane {
       std::string read = member.head->head;
       read.append(body, member.head->body_bytes);
       read.append(connection.buffer.get(), connection.used);
-      --state_.requests;
-      give_back(connection, std::move(read));
+      if (keep) {
+        wait_again(connection, read);
+      } else {
+        --state_.requests;
+        give_back(connection, std::move(read));
+      }
     }
+    refresh_oldest();
   }
 
   void refuse_waiting(double before_s, lane_refusal_t const& refusal) {
@@ -341,7 +347,7 @@ struct lane {
       if (count < 0) {
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
-          end(connection);
+          gone_while_reading(connection);
           return;
         }
         connection.readable = false;
@@ -407,16 +413,32 @@ struct lane {
       give_back(connection);
       return;
     }
-    connection.doing = Doing::kWaiting;
     connection.arrived_s = now_s();
-    Queue& queue = waiting_[head.group];
-    connection.place = queue.insert(queue.end(), &connection);
     ++state_.requests;
+    enqueue(connection, waiting_[head.group].end());
+    state_.oldest_s = std::min(state_.oldest_s, connection.arrived_s);
+    if (connection.hung_up) left(connection);
+  }
+
+  // A request whose bundle was dissolved.
+  void wait_again(Connection& connection, std::string const& read) {
+    if (!connection.buffer) connection.buffer = new_buffer();
+    std::memcpy(connection.buffer.get(), read.data(), read.size());
+    connection.used = read.size();
+    connection.bundle = nullptr;
+    Queue& queue = waiting_[connection.head->group];
+    enqueue(connection, std::find_if(queue.begin(), queue.end(), [&](Connection const* other) {
+              return other->arrived_s > connection.arrived_s;
+            }));
+  }
+
+  void enqueue(Connection& connection, Queue::iterator before) {
+    Head const& head = *connection.head;
+    connection.doing = Doing::kWaiting;
+    connection.place = waiting_[head.group].insert(before, &connection);
     ++state_.waiting_requests;
     state_.waiting_tokens += head.tokens;
     state_.waiting_bytes += head.body_bytes;
-    state_.oldest_s = std::min(state_.oldest_s, connection.arrived_s);
-    if (connection.hung_up) left(connection);
   }
 
   void unqueue(Connection& connection) {
@@ -681,8 +703,8 @@ void lane_answer(lane_t* lane, int64_t number, void const* answers, lane_answer_
 }
 
 void lane_dissolve(lane_t* lane, int64_t number, void const* rows, double before_s,
-                   lane_refusal_t const* refusal) {
-  lane->dissolve(number, static_cast<char const*>(rows), before_s, *refusal);
+                   lane_refusal_t const* refusal, int32_t keep) {
+  lane->dissolve(number, static_cast<char const*>(rows), before_s, *refusal, keep != 0);
 }
 
 void lane_refuse_waiting(lane_t* lane, double before_s, lane_refusal_t const* refusal) {

@@ -17,7 +17,7 @@
 
 #define LANE_API __attribute__((visibility("default")))
 /* Changes with anything below. */
-#define LANE_VERSION 2
+#define LANE_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -153,10 +153,11 @@ LANE_API int64_t lane_load(lane_t* lane, int64_t number, void* rows, lane_bundle
 LANE_API void lane_answer(lane_t* lane, int64_t number, void const* answers,
                           lane_answer_t const* answer);
 
-/* Refuses those of a bundle that came before `before_s`, gives the connections of the others back with
-   their requests. The rows are as they were put. */
+/* Refuses those of a bundle that came before `before_s`. The others wait again where `keep` is not 0, as
+   long as before; else their connections are given back with their requests. The rows are as they were
+   put. */
 LANE_API void lane_dissolve(lane_t* lane, int64_t number, void const* rows, double before_s,
-                            lane_refusal_t const* refusal);
+                            lane_refusal_t const* refusal, int32_t keep);
 
 /* Refuses those that wait and came before `before_s`. */
 LANE_API void lane_refuse_waiting(lane_t* lane, double before_s, lane_refusal_t const* refusal);

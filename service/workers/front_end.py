@@ -53,6 +53,12 @@ class CountedProtocol(SmallHttpProtocol):
         unread, self.unread = self.unread, b""
         if unread:
             self.data_received(unread)
+            # uvloop begins to read behind this, whatever was said to it here.
+            self.loop.call_soon(self._pause_again)
+
+    def _pause_again(self) -> None:
+        if self.flow.read_paused and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""

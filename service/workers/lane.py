@@ -264,8 +264,9 @@ class Lane:
             error = self._too_late()
         elif sent.requests == 1:
             before_s = math.inf
-        # The others were refused together or failed together: each goes once more, by itself.
-        self._dissolve(number, sent, before_s, error)
+        # Who is not late waits on. Others were refused together or failed together: each goes once
+        # more, by itself.
+        self._dissolve(number, sent, before_s, error, keep=isinstance(error, DeadlineExceeded))
         self._free.give(sent.offset)
         self._settle()
         return True
@@ -328,10 +329,12 @@ class Lane:
         )
         return bool(self._library.lane_learn(self._handle, ctypes.byref(given)) == 0)
 
-    def _dissolve(self, number: int, sent: _Sent, before_s: float, error: ServiceError) -> None:
-        refusal = self._refusal(error)
+    def _dissolve(
+        self, number: int, sent: _Sent, before_s: float, error: ServiceError, *, keep: bool = False
+    ) -> None:
+        refusal = ctypes.byref(self._refusal(error))
         rows = self._rooms + sent.offset
-        self._library.lane_dissolve(self._handle, number, rows, before_s, ctypes.byref(refusal))
+        self._library.lane_dissolve(self._handle, number, rows, before_s, refusal, keep)
 
     def _refusal(self, error: ServiceError) -> native.Refusal:
         reply = error_reply(error, [])

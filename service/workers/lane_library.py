@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-_VERSION = 2
+_VERSION = 3
 _NAME = "liblane.so"
 _HERE = Path(__file__).resolve().parent
 # Beside this file in an installed package; the build directory of a checkout.
@@ -180,7 +180,7 @@ def load_library(path: Path) -> ctypes.PyDLL:
         "lane_sweep": (None, lane),
         "lane_load": (integer, lane, integer, address, pointer(Bundle)),
         "lane_answer": (None, lane, integer, address, pointer(Answer)),
-        "lane_dissolve": (None, lane, integer, address, real, pointer(Refusal)),
+        "lane_dissolve": (None, lane, integer, address, real, pointer(Refusal), small),
         "lane_refuse_waiting": (None, lane, real, pointer(Refusal)),
         "lane_take_back": (small, lane, pointer(GivenBack)),
         "lane_take_unwanted": (integer, lane),

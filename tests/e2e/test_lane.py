@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -329,3 +330,24 @@ def test_many_connections_at_once_each_with_their_own_answers():
         assert scrape.outcomes("mlp") == {"ok": 720}
         for stage in ("receive", "decode", "queue", "encode"):
             assert scrape("mlp_stage_duration_seconds_count", stage=stage) == 720
+
+
+def test_a_connection_that_has_come_back_is_pushed_back_as_any_other() -> None:
+    engine = FakeEngine()
+    with ServerThread(engine, workers=1) as thread, RawConnection(thread.url) as connection:
+        _move(thread, connection)
+        engine.gate.clear()
+        # Of a head that is not known, so that it comes back with all of them unanswered.
+        strange = _request(rows(1), x_strange="1")
+        connection.send(3 * strange)
+        with pytest.raises(TimeoutError):
+            _flood(connection.socket, _request(rows(140), x_strange="2"), 64 << 20)
+        engine.gate.set()
+
+
+def _flood(client: socket.socket, request: bytes, nbytes: int) -> None:
+    """Send that much, if it is taken."""
+    client.settimeout(1.0)
+    view, sent = memoryview(request), 0
+    while sent < nbytes:
+        sent += client.send(view[sent % len(view) :])

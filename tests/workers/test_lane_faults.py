@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -207,15 +208,23 @@ def test_of_a_bundle_that_is_too_late_only_those_who_are_late_are_refused(on_lan
         await harness.busy()
         late = await harness.ask(numbered(1, 1))
         await asyncio.sleep(0.25)
-        request, early = harness.request(numbered(1, 2)), harness.connect()
-        await harness.send(early, request)
+        x, y, early = numbered(2, 2), numbered(3, 3), harness.connect()
+        sent_s = time.monotonic()
+        await harness.send(early, harness.request(x) + harness.request(y))
         harness.finish()
         harness.finish()
         await asyncio.sleep(0.1)
         harness.fail(DeadlineExceeded("deadline: of the bundle"))
         answer = await late.read()
         assert (answer.status, answer.json()["code"]) == (504, "deadline")
-        assert await harness.comes_back(early) == request
+        # Others wait on, no longer than they would have, with what they have sent ahead.
+        assert harness.bundles[0].first_s == pytest.approx(sent_s + 0.3, abs=0.05)
+        harness.finish()
+        assert (await early.read()).body == expected(x, 0).tobytes()
+        await until(lambda: bool(harness.bundles))
+        harness.finish()
+        assert (await early.read()).body == expected(y, 0).tobytes()
+        assert harness.held == harness.nothing
 
     on_lane(test, request_timeout_s=0.3)
 
@@ -418,5 +427,19 @@ def test_a_connection_that_has_ended_is_not_watched_though_others_still_have_it(
         # Whatever comes now, would come to what is not there any more.
         os.close(kept)
         assert watched == 0
+
+    on_lane(test)
+
+
+def test_a_client_that_resets_in_the_middle_of_a_request_comes_back(on_lane):
+    async def test(harness: Harness) -> None:
+        client, request = harness.connect(), harness.request(numbered(2, 1))
+        await client.send(request[:-5])
+        await until(lambda: harness.lane._state.connections == 1)
+        await asyncio.sleep(0.05)
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.leave()
+        # Where it is counted as one whose client has left.
+        assert await harness.comes_back(client) == request[:-5]
 
     on_lane(test)
