@@ -35,9 +35,9 @@ from service.workers.memory import address
 from service.workers.records import Kind, Record, pack_form
 from service.workers.rooms import HALF_BYTES, gathering
 
-# Of heads that are known, and of those that have come once.
+# Of heads that are known, and of those that have come once or have no meaning.
 _HEADS = 256
-_ONCE = 1024
+_SEEN = 1024
 # For the rest of a request. Then its connection comes back, and has as long as any other.
 _STALL_S = 1.0
 
@@ -104,7 +104,8 @@ class Lane:
         self._gathering = gathering(settings)
         self._max_tokens = settings.max_batch_tokens
         self._counts = counts
-        self._once: OrderedDict[bytes, None] = OrderedDict()
+        # Heads that have come, and whether they are known to have no meaning.
+        self._seen: OrderedDict[bytes, bool] = OrderedDict()
         self._known: OrderedDict[bytes, None] = OrderedDict()
         # None for a bundle whose clients were told that the engine is dead.
         self._sent: dict[int, _Sent | None] = {}
@@ -168,15 +169,18 @@ class Lane:
             return False
         if head in self._known:
             return True
-        if head not in self._once:
-            self._once[head] = None
-            if len(self._once) > _ONCE:
-                self._once.popitem(last=False)
+        if head not in self._seen:
+            self._seen[head] = False
+            if len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
             return False
-        del self._once[head]
+        if self._seen[head]:
+            return False
         meaning = self._find_meaning(target, headers)
         if meaning is None or not self._learn(head, meaning):
+            self._seen[head] = True
             return False
+        del self._seen[head]
         self._known[head] = None
         if len(self._known) > _HEADS:
             # As liblane.so does.

@@ -47,6 +47,17 @@ def test_a_head_is_wanted_the_second_time_it_came_and_only_if_it_has_a_meaning(o
     on_lane(test)
 
 
+def test_a_head_without_a_meaning_is_looked_into_once(on_lane):
+    async def test(harness: Harness) -> None:
+        asked = []
+        harness.lane._find_meaning = lambda *request: asked.append(request)
+        first = request_head(1)
+        assert not any(harness.lane.wants(first, *parse(first)) for _ in range(5))
+        assert len(asked) == 1
+
+    on_lane(test)
+
+
 def test_a_head_that_is_too_long_or_a_request_that_fits_no_room_is_not_wanted(on_lane):
     async def test(harness: Harness) -> None:
         gated = HALF_BYTES // 2 // (4 * HIDDEN) + 1
