@@ -6,12 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from service.batching.admission import Admission
 from service.batching.batcher import Batcher
 from service.batching.blocks import Block, Blocks
 from service.batching.request import Answer, PendingRequest
-from service.engine.base import ModelSpec
+from service.engine.base import DType, ModelSpec, Output
 from service.errors import Cancelled, QueueFull
 from service.workers.records import Kind, Record, pack_error, unpack_form
 from service.workers.rooms import HALF_BYTES, ROOM_BYTES, ROOMS
@@ -56,6 +57,16 @@ class Room:
             self._block.release()
 
 
+class _Form(NamedTuple):
+    """What rows are of and become."""
+
+    output: Output
+    dtype: DType
+    output_dtype: DType
+    row_bytes: int
+    answer_row_bytes: int
+
+
 class BundleDesk:
     """Answers what one front end says of bundles.
 
@@ -80,6 +91,8 @@ class BundleDesk:
         self._say = say
         self._rooms: dict[int, Room] = {}
         self._requests: dict[int, PendingRequest] = {}
+        # By the byte that says so: few, and a step for each bundle.
+        self._forms: dict[int, _Form] = {}
 
     def __len__(self) -> int:
         """Bundles that somebody waits for."""
@@ -114,9 +127,8 @@ class BundleDesk:
             KeyError: there is no such room.
         """
         room, tokens, requests = self._rooms[record.offset], record.tokens, record.body_bytes
-        output, dtype, output_dtype = unpack_form(record.flag)
-        nbytes = tokens * self._model.hidden_size * dtype.itemsize
-        output_nbytes = tokens * self._model.width(output) * output_dtype.itemsize
+        form = self._forms.get(record.flag) or self._learn_form(record.flag)
+        nbytes, output_nbytes = tokens * form.row_bytes, tokens * form.answer_row_bytes
         if room.busy or record.request in self._requests:
             raise ValueError(f"bundle: must be new in a free room, {record.request} is not")
         if record.layer not in self._model.layers:
@@ -135,11 +147,11 @@ class BundleDesk:
         room.busy = True
         request = self._requests[record.request] = PendingRequest(
             layer=record.layer,
-            output=output,
+            output=form.output,
             tokens=tokens,
             data=room.view[:nbytes],
-            dtype=dtype,
-            output_dtype=output_dtype,
+            dtype=form.dtype,
+            output_dtype=form.output_dtype,
             output_nbytes=output_nbytes,
             lease=lease,
             deadline=None if math.isinf(record.first_s) else record.first_s,
@@ -149,6 +161,18 @@ class BundleDesk:
         )
         future = self._batcher.submit(request)
         future.add_done_callback(partial(self._ended, record.request, room))
+
+    def _learn_form(self, flag: int) -> _Form:
+        output, dtype, output_dtype = unpack_form(flag)
+        model = self._model
+        found = self._forms[flag] = _Form(
+            output,
+            dtype,
+            output_dtype,
+            model.hidden_size * dtype.itemsize,
+            model.width(output) * output_dtype.itemsize,
+        )
+        return found
 
     def cancel(self, number: int) -> bool:
         """All clients of a bundle have left; whether there is such a bundle."""
