@@ -18,7 +18,7 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm${PYTHON_DIGEST}
 FROM ${CUDA_DEVEL_IMAGE} AS kernels
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install -y --no-install-recommends ca-certificates cmake g++ ninja-build python3 python3-pip \
+ && apt-get install -y --no-install-recommends ca-certificates cmake g++ make ninja-build python3 python3-pip \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY third_party third_party
@@ -31,6 +31,9 @@ COPY csrc csrc
 RUN cmake -S csrc -B build/csrc -G Ninja -DSWIGLU_CUDA_JOBS=${KERNEL_JOBS} ${KERNEL_CMAKE_FLAGS} \
  && cmake --build build/csrc \
  && strip build/csrc/libswiglu.so
+# What serves clients that repeat themselves.
+COPY Makefile ./
+RUN make lane && strip build/lane/liblane.so
 
 
 # --- What both final stages are based on: Python and an init, nothing that compiles.
@@ -49,18 +52,6 @@ RUN apt-get update \
  && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tilemlp
 
 
-# --- What serves clients that repeat themselves; on the older of the two systems, to fit both images.
-FROM cpu-base AS lane
-# hadolint ignore=DL3008
-RUN apt-get update \
- && apt-get install -y --no-install-recommends g++ make \
- && rm -rf /var/lib/apt/lists/*
-WORKDIR /src
-COPY Makefile ./
-COPY csrc/lane csrc/lane
-RUN make lane && strip build/lane/liblane.so
-
-
 # --- The packages, from a lock with hashes, and apart from them the service itself, so that a change of
 # ours leaves the large layer alone. PyTorch's headers and the tests in its wheel go: 200 MB that nothing
 # here compiles against or runs.
@@ -77,12 +68,22 @@ RUN python3 -m venv /build \
  && cd /opt/tilemlp/lib/python3*/site-packages/torch \
  && rm -rf include test && find bin -type f ! -name torch_shm_manager -delete
 
+FROM cpu-base AS cpu-lane
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ make \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY Makefile ./
+COPY csrc/lane csrc/lane
+RUN make lane && strip build/lane/liblane.so
+
 FROM cpu-packages AS cpu-service
 COPY pyproject.toml README.md ./
 COPY service service
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
  && /build/bin/uv pip install --no-cache --python /opt/tilemlp --prefix /service --compile-bytecode --no-deps dist/*.whl
-COPY --from=lane /src/build/lane/liblane.so ./
+COPY --from=cpu-lane /src/build/lane/liblane.so ./
 # Where service/workers/lane_library.py looks first: beside itself.
 RUN install -m 0644 liblane.so /service/lib/python3*/site-packages/service/workers/
 
@@ -108,8 +109,7 @@ COPY pyproject.toml README.md ./
 COPY service service
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
  && /build/bin/uv pip install --no-cache --python /opt/tilemlp --prefix /service --compile-bytecode --no-deps dist/*.whl
-COPY --from=kernels /src/build/csrc/libswiglu.so ./
-COPY --from=lane /src/build/lane/liblane.so ./
+COPY --from=kernels /src/build/csrc/libswiglu.so /src/build/lane/liblane.so ./
 # Where service/kernels/library.py and service/workers/lane_library.py look first: beside themselves.
 RUN install -m 0644 libswiglu.so /service/lib/python3*/site-packages/service/kernels/ \
  && install -m 0644 liblane.so /service/lib/python3*/site-packages/service/workers/

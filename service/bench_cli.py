@@ -297,7 +297,7 @@ def bench_budget(
 @bench.command("soak")
 def bench_soak(
     model: Annotated[str, typer.Option(help="Preset whose shape to serve.")] = "0.5b",
-    seconds: Annotated[float, typer.Option(min=1, help="In all.")] = 600.0,
+    seconds: Annotated[float, typer.Option(min=60, help="In all, of ten windows.")] = 600.0,
     results: Annotated[Path, typer.Option(help="Directory for <gpu>-soak.json.")] = Path(
         "service/bench/results"
     ),

@@ -26,7 +26,9 @@ PROCESSES = 4
 WINDOWS = 10
 # Of the processes that send, before and behind the load they report of.
 WINDOW_OVERHEAD_S = 3.0
-MIN_WINDOW_S = 0.1
+MIN_WINDOW_S = 1.0
+# The first, in which everything is used for the first time, and two to compare.
+FEWEST_WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Window:
 
 
 def run_soak(options: SoakOptions, progress: Progress) -> list[str]:
-    """Run all windows and return lines to print.
+    """Run the windows, fewer where time runs short, and return lines to print.
 
     `<gpu>-soak.json` is written behind each window from the second on, so that a run that is cut
     keeps what it has.
@@ -81,6 +83,8 @@ def run_soak(options: SoakOptions, progress: Progress) -> list[str]:
     workers = default_workers(cores())
     with ServedModel(preset=options.model, workers=workers) as served:
         for index in range(WINDOWS):
+            if index >= FEWEST_WINDOWS and time.monotonic() >= end_s:
+                break
             progress(index, WINDOWS, f"window {index + 1} of {WINDOWS}")
             windows.append(_run_window(served, window_seconds(end_s, index), index))
             if index:
@@ -149,7 +153,7 @@ def gpu_bytes(samples: Samples) -> int:
     return int(sum(v for name, v in samples.items() if name.startswith("mlp_gpu_memory_used_")))
 
 
-def summarise(windows: list[Window]) -> dict[str, float]:
+def summarise(windows: list[Window]) -> dict[str, float | None]:
     """Growth from the second window on, in which everything has been used once, to the last."""
     settled = windows[1:]
     return {
@@ -158,7 +162,7 @@ def summarise(windows: list[Window]) -> dict[str, float]:
         "gpu_growth_bytes": settled[-1].gpu_bytes - settled[0].gpu_bytes,
         "p99_last_over_first": round(settled[-1].p99_ms / settled[0].p99_ms, 3)
         if settled[0].p99_ms
-        else float("nan"),
+        else None,
     }
 
 

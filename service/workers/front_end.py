@@ -121,7 +121,7 @@ class FrontEnd(HttpServer):
     def _open_lane(self) -> None:
         path = lane_library.find_library()
         if path is None:
-            logger.info("front end: no liblane.so, repeated requests go the long way; `make lane`")
+            # The engine's process says so.
             return
         app: Any = self.config.app
 

@@ -18,6 +18,7 @@ from service.engine.base import Engine, PinsHostMemory
 from service.errors import outcomes
 from service.http_server import CLOSE_TIMEOUT_S, DEATH_DELAY_S
 from service.runtime import Runtime
+from service.workers.lane_library import find_library
 from service.workers.memory import SharedMemory, create_memory
 from service.workers.pool import Pool
 from service.workers.rooms import gathering
@@ -119,7 +120,11 @@ class EngineServer:
         pinning = asyncio.ensure_future(asyncio.to_thread(self._pin_slots))
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         logger.info(
-            "running on http://%s:%d with %d front ends", host, self._port, self._settings.workers
+            "running on http://%s:%d with %d front ends%s",
+            host,
+            self._port,
+            self._settings.workers,
+            "" if find_library() else "; no liblane.so (`make lane`): all requests go the long way",
         )
         self.started = True
         await self._ended.wait()

@@ -247,22 +247,23 @@ def test_the_soak_is_told_in_sentences(tmp_path: Path) -> None:
     assert "grew by +0.0 MiB" in text
 
 
+class _Served(SimpleNamespace):
+    def __enter__(self) -> _Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def test_a_soak_that_is_cut_keeps_its_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Served(SimpleNamespace):
-        def __enter__(self) -> Served:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
     def run_window(_: object, seconds: float, index: int) -> Window:
         if index == 2:
             raise KeyboardInterrupt
         return window(seconds=seconds)
 
-    monkeypatch.setattr(soak, "ServedModel", Served)
+    monkeypatch.setattr(soak, "ServedModel", _Served)
     monkeypatch.setattr(soak, "_run_window", run_window)
     monkeypatch.setattr(soak.torch.cuda, "is_available", lambda: False)
     options = soak.SoakOptions("0.5b", 100.0, tmp_path, "tilemlp bench soak", "abc")
@@ -279,6 +280,24 @@ def test_windows_of_a_soak_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -
     assert soak.window_seconds(600.0, 0) == pytest.approx(47.0)
     assert soak.window_seconds(200.0, 8) == pytest.approx(47.0)
     assert soak.window_seconds(99.0, 9) == soak.MIN_WINDOW_S
+
+
+def test_a_soak_ends_early_rather_than_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def run_window(_: object, seconds: float, index: int) -> Window:
+        ran.append(index)
+        return window(seconds=seconds)
+
+    monkeypatch.setattr(soak, "ServedModel", _Served)
+    monkeypatch.setattr(soak, "_run_window", run_window)
+    monkeypatch.setattr(soak.torch.cuda, "is_available", lambda: False)
+    # Such as behind a start that took all of it.
+    options = soak.SoakOptions("0.5b", 0.0, tmp_path, "tilemlp bench soak", "abc")
+    soak.run_soak(options, lambda *_: None)
+    assert ran == [0, 1, 2]
 
 
 def test_several_gpus_are_held_against_one(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ RAY_SERVE = PeerServer(
 )
 
 
+_LOOP = ("uvloop", "httptools")
 # Of every other server: with more processes, as far as there are cores for them, and as it comes.
 # The faster first, since a budget may leave some out.
 _PEER_WORKERS = (4, 1)
@@ -98,11 +99,11 @@ def servers(model: str, workers: Sequence[int]) -> Sequence[PeerServer]:
     if model == ECHO:
         start: tuple[str, ...] = ("-m", "service.bench.stub", "tilemlp", "{port}")
         echo = ("-m", "service.bench.stub", "echo", "{port}")
-        bare = [PeerServer("echo", "uvicorn", (), echo, workers=0)]
+        bare = [PeerServer("echo", "uvicorn", ("uvicorn", *_LOOP), echo, workers=0)]
     else:
         start = ("-m", "service", "serve", "--port", "{port}", "--preset", model)
         bare = []
-    packages = ("fastapi", "uvicorn", "uvloop", "httptools")
+    packages = ("fastapi", "uvicorn", *_LOOP)
     ours = PeerServer("tilemlp", "uvicorn", packages, start, {"MLP_DRAIN_DELAY_S": "0"}, workers=0)
     shared = replace(
         ours,
