@@ -127,6 +127,11 @@ def test_only_the_full_image_holds_the_kernel_library(stack: Stack) -> None:
     assert loaded == (stack.service == "tilemlp-gpu"), line
 
 
+def test_repeated_requests_have_their_library(stack: Stack) -> None:
+    code = "from service.workers.lane_library import *; load_library(find_library())"
+    stack.shell(f"python -c '{code}' || python3 -c '{code}'")
+
+
 def test_ports_are_published_on_loopback_only(stack: Stack) -> None:
     for service in (None, "prometheus"):
         published = stack.inspect(service)["NetworkSettings"]["Ports"]
