@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -70,6 +71,13 @@ def _same(one: RawAnswer, other: RawAnswer) -> bool:
     return (one.status, one.body) == (other.status, other.body) and headers[0] == headers[1]
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ServerThread]:
+    """For tests that leave it as it was."""
+    with ServerThread(FakeEngine(), workers=1) as thread:
+        yield thread
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_request_has_the_same_answer_all_along(workers):
     with ServerThread(FakeEngine(), workers=workers) as thread:
@@ -80,8 +88,8 @@ def test_the_same_request_has_the_same_answer_all_along(workers):
         assert fresh.body == expected(rows(3), 0).tobytes()
         assert all(_same(answer, fresh) for answer in answers)
         assert len({answer.headers["x-request-id"] for answer in answers}) == 10
-        # The lane has served all but the first ones.
-        assert len({_maker(answer) for answer in (fresh, *answers)}) == 2
+        # The lane has served all but the first ones. (The fresh one may be another front end's.)
+        assert len({_maker(answer) for answer in answers}) == 2
         assert len({_maker(answer) for answer in answers[3:]}) == 1
         wait_at_rest(thread.url)
         scrape = Scrape(thread.url)
@@ -124,11 +132,11 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_what_is_unusual_is_answered_as_on_a_fresh_connection(name):
+def test_what_is_unusual_is_answered_as_on_a_fresh_connection(shared, name):
     request = UNUSUAL[name]
-    with ServerThread(FakeEngine(), workers=1) as thread, RawConnection(thread.url) as connection:
-        lane = _move(thread, connection)
-        with RawConnection(thread.url) as fresh:
+    with RawConnection(shared.url) as connection:
+        lane = _move(shared, connection)
+        with RawConnection(shared.url) as fresh:
             answers = [_ask(one, request) for one in (connection, fresh)]
             if answers[0].status == 100:
                 answers = [one.read() for one in (connection, fresh)]
@@ -146,10 +154,10 @@ def test_what_is_unusual_is_answered_as_on_a_fresh_connection(name):
 
 @pytest.mark.parametrize("cut", [1, 20, -1, "body"])
 @pytest.mark.parametrize("moved", [False, True], ids=["fresh", "in the lane"])
-def test_a_request_that_comes_apart(cut, moved):
-    with ServerThread(FakeEngine(), workers=1) as thread, RawConnection(thread.url) as connection:
+def test_a_request_that_comes_apart(shared, cut, moved):
+    with RawConnection(shared.url) as connection:
         if moved:
-            _move(thread, connection)
+            _move(shared, connection)
         for number in range(4):
             x = rows(1, number)
             request = _request(x)
