@@ -177,9 +177,9 @@ class SmallHttpProtocol(DirectHttpProtocol):
 
     def _is_between_requests(self) -> bool:
         """Whether the next byte begins a request, or is in vain."""
-        if self._in_headers or self._held is not None or self._rest_bytes or self.pipeline:
+        if self._in_headers or self._held is not None or self.reads_ahead:
             return False
-        return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
+        return self.cycle is None or not self.cycle.more_body
 
     def _find_head(self) -> bytes:
         """The request at hand up to its body, as it came; empty where that cannot be told."""

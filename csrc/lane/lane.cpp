@@ -110,7 +110,6 @@ struct lane {
   ~lane() {
     for (auto& connection : connections_) close(connection.descriptor);
     for (auto& one : given_back_) close(one.descriptor);
-    if (taken_back_.descriptor >= 0) close(taken_back_.descriptor);
     close(epoll_);
   }
 
@@ -135,8 +134,8 @@ struct lane {
         std::max(given.body_bytes, given.answer_bytes) > limits_.room_bytes) {
       return false;
     }
-    if (heads_.count(known->head)) return true;
-    while (static_cast<int64_t>(heads_.size()) >= std::max<int64_t>(limits_.heads, 1)) {
+    if (knows(known->head)) return true;
+    if (heads_.size() == static_cast<size_t>(limits_.heads)) {
       heads_.erase(head_order_.front()->head);
       head_order_.pop_front();
     }
@@ -144,6 +143,8 @@ struct lane {
     head_order_.push_back(std::move(known));
     return true;
   }
+
+  bool knows(std::string const& head) const { return heads_.count(head) != 0; }
 
   bool adopt(int descriptor) {
     connections_.emplace_back();
@@ -256,8 +257,8 @@ struct lane {
       double const ended_s = now_s();
       observe_begun(bundle.get());
       // Whoever has an answer finds it counted.
-      observe(counts_.encode, ended_s - began_s, 1);
-      observe(counts_.durations, ended_s - member.arrived_s, 1);
+      observe(counts_.encode, ended_s - began_s);
+      observe(counts_.durations, ended_s - member.arrived_s);
       *counts_.ok += 1;
       *counts_.last_ok_unix_s = now_s(CLOCK_REALTIME);
       send(*member.connection, rows, member.head->answer_bytes);
@@ -304,15 +305,12 @@ struct lane {
   }
 
   bool take_back(lane_given_back_t* found) {
-    // The one before is the caller's.
-    taken_back_ = {-1, {}};
     if (given_back_.empty()) return false;
-    taken_back_ = std::move(given_back_.front());
+    auto& [descriptor, read] = given_back_.front();
+    taken_back_ = std::move(read);
+    *found = {descriptor, taken_back_.data(), static_cast<int64_t>(taken_back_.size())};
     given_back_.pop_front();
     state_.given_back = given_back_.size();
-    *found = {taken_back_.descriptor, taken_back_.read.data(),
-              static_cast<int64_t>(taken_back_.read.size())};
-    taken_back_.descriptor = -1;
     return true;
   }
 
@@ -634,14 +632,14 @@ struct lane {
 
   // The stages up to the queue, of a request that does not go the usual way in the end.
   void observe_begun(Bundle const* bundle) const {
-    observe(counts_.receive, 0.0, 1);
-    observe(counts_.decode, bundle ? bundle->decode_s : 0.0, 1);
+    observe(counts_.receive, 0.0);
+    observe(counts_.decode, bundle ? bundle->decode_s : 0.0);
   }
 
-  void observe(double* cells, double value, int64_t times) const {
+  void observe(double* cells, double value) const {
     double const* const end = counts_.bounds + counts_.num_bounds;
-    cells[std::lower_bound(counts_.bounds, end, value) - counts_.bounds] += static_cast<double>(times);
-    cells[counts_.num_bounds + 1] += value * static_cast<double>(times);
+    cells[std::lower_bound(counts_.bounds, end, value) - counts_.bounds] += 1;
+    cells[counts_.num_bounds + 1] += value;
   }
 
   lane_limits_t const limits_;
@@ -660,7 +658,8 @@ struct lane {
   std::unordered_map<int64_t, std::unique_ptr<Bundle>> bundles_;
   std::vector<std::unique_ptr<char[]>> buffers_;
   std::deque<GivenBack> given_back_;
-  GivenBack taken_back_{-1, {}};
+  // What was read of the connection that was taken back last.
+  std::string taken_back_;
   std::deque<int64_t> unwanted_;
   // Of an answer, up to its rows.
   std::string text_;
@@ -683,6 +682,10 @@ int32_t lane_descriptor(lane_t const* lane) { return lane->descriptor(); }
 lane_state_t const* lane_state(lane_t const* lane) { return lane->state(); }
 
 int32_t lane_learn(lane_t* lane, lane_head_t const* head) { return lane->learn(*head) ? 0 : -1; }
+
+int32_t lane_knows(lane_t const* lane, char const* head, int64_t head_bytes) {
+  return lane->knows(std::string(head, head_bytes));
+}
 
 int32_t lane_adopt(lane_t* lane, int32_t descriptor) { return lane->adopt(descriptor) ? 0 : -1; }
 

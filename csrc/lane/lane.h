@@ -17,7 +17,7 @@
 
 #define LANE_API __attribute__((visibility("default")))
 /* Changes with anything below. */
-#define LANE_VERSION 3
+#define LANE_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -131,6 +131,9 @@ LANE_API lane_state_t const* lane_state(lane_t const* lane);
 /* 0, or -1 where it is too long or its body or answer does not fit a room. A head that is known keeps
    its meaning. */
 LANE_API int32_t lane_learn(lane_t* lane, lane_head_t const* head);
+
+/* Whether a head is known, still. */
+LANE_API int32_t lane_knows(lane_t const* lane, char const* head, int64_t head_bytes);
 
 /* Takes a connection on which no request is under way; 0, or -1 and it stays the caller's. */
 LANE_API int32_t lane_adopt(lane_t* lane, int32_t descriptor);

@@ -106,7 +106,6 @@ class Lane:
         self._counts = counts
         # Heads that have come, and whether they are known to have no meaning.
         self._seen: OrderedDict[bytes, bool] = OrderedDict()
-        self._known: OrderedDict[bytes, None] = OrderedDict()
         # None for a bundle whose clients were told that the engine is dead.
         self._sent: dict[int, _Sent | None] = {}
         self._told = (0, 0, 0)
@@ -167,7 +166,7 @@ class Lane:
         """
         if not self._open:
             return False
-        if head in self._known:
+        if self._library.lane_knows(self._handle, head, len(head)):
             return True
         if head not in self._seen:
             self._seen[head] = False
@@ -181,10 +180,6 @@ class Lane:
             self._seen[head] = True
             return False
         del self._seen[head]
-        self._known[head] = None
-        if len(self._known) > _HEADS:
-            # As liblane.so does.
-            self._known.popitem(last=False)
         return True
 
     def adopt(self, descriptor: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-_VERSION = 3
+_VERSION = 4
 _NAME = "liblane.so"
 _HERE = Path(__file__).resolve().parent
 # Beside this file in an installed package; the build directory of a checkout.
@@ -174,6 +174,7 @@ def load_library(path: Path) -> ctypes.PyDLL:
         "lane_descriptor": (small, lane),
         "lane_state": (pointer(State), lane),
         "lane_learn": (small, lane, pointer(Head)),
+        "lane_knows": (small, lane, ctypes.c_char_p, integer),
         "lane_adopt": (small, lane, small),
         "lane_set_open": (None, lane, small),
         "lane_turn": (None, lane, integer, integer),
